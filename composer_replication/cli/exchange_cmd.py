@@ -50,7 +50,7 @@ def import_tasks(
     interpreter = (python or build_python(out, sandbox)).absolute()
     tasks, refused = import_harbor(folder, out, sandbox=open_sandbox(sandbox), python=interpreter)
     for refusal in refused:
-        typer.echo(f"not imported: {refusal.name}: {refusal.reason}")
+        typer.echo(f"not imported: {refusal.what}: {refusal.reason}")
     typer.echo(f"{len(tasks)} of {len(tasks) + len(refused)} Harbor tasks imported into {out}")
     if not tasks:
         raise TaskError(f"none of {len(refused)} Harbor tasks can be expressed as ours", fix="see the reasons above")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from composer_replication.actions.patches import FilePatch, PatchError, added_text, parse_patch, patched
 from composer_replication.envs import tools
@@ -18,7 +18,8 @@ from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.single_flight import SingleFlightCache
 from composer_replication.tasks.features.hidden_tests import without_tests
-from composer_replication.types import GradeReport, Message, Outcome, TaskSpec, ToolCall, ToolResult, ToolSchema
+from composer_replication.tasks.store import Task
+from composer_replication.types import GradeReport, Message, Outcome, ToolCall, ToolResult, ToolSchema
 from composer_replication.types.errors import SandboxUnavailableError
 
 SYSTEM_PROMPT = "You fix Python code with tools."
@@ -26,18 +27,6 @@ SYSTEM_PROMPT = "You fix Python code with tools."
 _SHOWN_FAILURES = 3
 _FAILURE_CHARS = 160
 _MOST_RUNS = 1024
-
-
-class TaskOfEnv(Protocol):
-    """The part of a task that the environment uses (`composer_replication.tasks.store.Task` has it)."""
-
-    @property
-    def spec(self) -> TaskSpec: ...
-
-    @property
-    def repo(self) -> Path:
-        """The task's tree: the feature deleted, the tests intact."""
-        ...
 
 
 class TestCache:
@@ -77,7 +66,7 @@ class CodingEnv:
 
     def __init__(
         self,
-        task: TaskOfEnv,
+        task: Task,
         *,
         sandbox: Sandbox,
         python: Path,

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from composer_replication.envs.coding import TaskOfEnv
 from composer_replication.envs.workspace import Workspace
 from composer_replication.sandbox import Limits, Sandbox
 from composer_replication.sandbox.grading.grade import grade
+from composer_replication.tasks.store import Task
 from composer_replication.types import Message, Unscored
 from composer_replication.types.errors import SandboxError, TaskError
 
 _MOST_CONTEXT = 12
 
 
-class SolvedTask(TaskOfEnv, Protocol):
-    """A task that knows its own solution."""
-
-    def gold_files(self) -> Mapping[str, bytes]:
-        """Return the original files of the deleted code, by POSIX path."""
-        ...
-
-
-def prove_solution(task: SolvedTask, *, sandbox: Sandbox, python: Path, limits: Limits | None = None) -> None:
+def prove_solution(task: Task, *, sandbox: Sandbox, python: Path, limits: Limits | None = None) -> None:
     """Grade a task's own solution. With the wrong interpreter every reward would be 0, and nothing would say why.
 
     Raises:
@@ -47,7 +39,7 @@ def noop_script() -> list[Message]:
     return [call_turn("submit")]
 
 
-def oracle_script(task: SolvedTask) -> list[Message]:
+def oracle_script(task: Task) -> list[Message]:
     """Restore the gold code with the agent's own tools, one call a turn, then submit.
 
     Each changed region is an `edit_file` with as little context as makes it unique; a file where that is not possible is

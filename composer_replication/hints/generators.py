@@ -152,13 +152,8 @@ GROUP = "composer_replication.hints"
 
 @cache
 def _known() -> Mapping[str, HintGenerator]:
-    plugins = load_plugins(GROUP)
-    for name, plugin in plugins.items():
-        if name in BUILTIN_GENERATORS or name == "judge" or not callable(getattr(plugin, "generate", None)):
-            raise ConfigError(
-                f"{GROUP}: {name!r} is the name of one of the house, or no generator",
-                fix="rename it; a generator has source, generate",
-            )
+    taken = (*BUILTIN_GENERATORS, "judge")
+    plugins = load_plugins(GROUP, taken=taken, kind="generator", method="generate", has="source, generate")
     return {**BUILTIN_GENERATORS, **plugins}
 
 

@@ -10,6 +10,25 @@ from composer_replication.hints.context import HintContext
 from composer_replication.types import Finding, ToolSchema
 from composer_replication.types.transcript import Transcript
 
+_SENTENCES = {
+    "path_not_editable": "{path} may not be changed. Change the project's source files.",
+    "repeated_action": "this {tool} call was just made and nothing has changed since. Do something else.",
+    "timeout": "the code ran out of time. Look for a loop or a recursion that never ends.",
+    "out_of_memory": "the code ran out of memory. Look for something that grows without end.",
+    "style": "{message}",
+    "malformed_markup": "the tool call was written as text and nothing was called. Call the tool in the format you were given.",
+    "no_tool_call": "the turn called no tool, and nothing was done. Call the tool that does the next step.",
+    "permission_denied": "this {tool} call is not permitted. Find a way that needs no such right.",
+    "oscillation": "the same two calls were just made before, with the same results. Do something else.",
+    "long_turn": "the answer is far too long. Say only what is needed, in a few sentences.",
+    "long_observation": "the {tool} call showed {characters:,} characters. Ask for the part that you need.",
+    "syntax_error": "after this edit {path} is no Python: {message} in line {line}, `{source}`.",
+    "tests_touched": "{path} is a test that judges the work. Change the code that it tests.",
+    "configuration_touched": "{path} decides how the tests are run. Leave it as it is and change the code.",
+    "hidden_files": "the task is to be done without looking into git's history or caches. Work from the source files.",
+}
+"""Sentences that name only the tool, the path and facts of the evidence; `_sentence` has those that depend on them."""
+
 
 @dataclass(frozen=True, slots=True)
 class TemplateHint:
@@ -48,60 +67,24 @@ def _sentence(kind: str, evidence: Mapping[str, Any], tools: Mapping[str, Mappin
             return _edit_sentence(path, evidence.get("occurrences"), evidence.get("reason"))
         case "path_not_found":
             return f"there is no {path}. List the files first." if path != "the file" else None
-        case "path_not_editable":
-            return f"{path} may not be changed. Change the project's source files."
-        case "repeated_action":
-            return f"this {tool} call was just made and nothing has changed since. Do something else."
         case "timeout" | "out_of_memory" if tool != "run_tests":
             return f"the {tool} call took too much. Ask for less."
-        case "timeout":
-            return "the code ran out of time. Look for a loop or a recursion that never ends."
-        case "out_of_memory":
-            return "the code ran out of memory. Look for something that grows without end."
-        case "style":
-            return str(evidence["message"])
-    return _plain_sentence(kind, tool, path, evidence)
-
-
-def _path(evidence: Mapping[str, Any]) -> Any:
-    arguments = evidence.get("arguments", {})
-    return next((arguments[name] for name in ("path", "file_path") if arguments.get(name)), evidence.get("path") or "")
-
-
-def _plain_sentence(kind: str, tool: str, path: str, evidence: Mapping[str, Any]) -> str | None:
-    match kind:
-        case "malformed_markup":
-            return "the tool call was written as text and nothing was called. Call the tool in the format you were given."
-        case "no_tool_call":
-            return "the turn called no tool, and nothing was done. Call the tool that does the next step."
-        case "permission_denied":
-            return f"this {tool} call is not permitted. Find a way that needs no such right."
-        case "oscillation":
-            return "the same two calls were just made before, with the same results. Do something else."
         case "reread_unchanged":
             return f"this was shown in turn {int(evidence['first_read']) + 1} and nothing has changed since. Use what is there."
         case "premature_submit":
             changed = ", ".join(evidence.get("paths", ())) or "the code"
             return f"nothing was run after the last change of {changed}. Run the tests before you finish."
-        case "long_turn":
-            return "the answer is far too long. Say only what is needed, in a few sentences."
-        case "long_observation":
-            return f"the {tool} call showed {evidence['characters']:,} characters. Ask for the part that you need."
-        case "syntax_error":
-            return (
-                f"after this edit {path} is no Python: {evidence['message']} in line {evidence['line']}, `{evidence['source']}`."
-            )
         case "test_regression":
             return f"this change breaks tests that passed before: {', '.join(evidence['tests'][:3])}."
-        case "tests_touched":
-            return f"{path} is a test that judges the work. Change the code that it tests."
-        case "configuration_touched":
-            return f"{path} decides how the tests are run. Leave it as it is and change the code."
-        case "hidden_files":
-            return "the task is to be done without looking into git's history or caches. Work from the source files."
         case "lint":
             return f"in {path}, {'; '.join(evidence['complaints'][:3])}."
-    return None
+    sentence = _SENTENCES.get(kind)
+    return None if sentence is None else sentence.format_map({**evidence, "tool": tool, "path": path})
+
+
+def _path(evidence: Mapping[str, Any]) -> Any:
+    arguments = evidence.get("arguments", {})
+    return next((arguments[name] for name in ("path", "file_path") if arguments.get(name)), evidence.get("path") or "")
 
 
 def _arguments_sentence(tool: str, tools: Mapping[str, Mapping[str, Any]]) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.loss.forward import sequence_logprobs
 from composer_replication.policy_gradient import Objective, sequence_weights
@@ -257,13 +258,9 @@ def _pairs(pairs: Sequence[Pair], pad_id: int) -> Batch:
 
 def _pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
     """Return right-padded ids and attention mask, both int64 [rows, longest]."""
-    longest = max(len(sequence) for sequence in sequences)
-    ids = torch.full((len(sequences), longest), pad_id, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for i, sequence in enumerate(sequences):
-        ids[i, : len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
-        mask[i, : len(sequence)] = 1
-    return ids, mask
+    ids = pad_sequence([torch.tensor(s, dtype=torch.int64) for s in sequences], batch_first=True, padding_value=pad_id)
+    lengths = torch.tensor([[len(s)] for s in sequences])
+    return ids, (torch.arange(ids.shape[1]) < lengths).long()
 
 
 # --- the parts of split ----------------------------------------------------------------------------------------------

@@ -37,15 +37,11 @@ from torch import Tensor, nn
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig
 from composer_replication.distillation import LiveTeacher, SelfTeacher
 from composer_replication.kernels import one_weight_gradient
-from composer_replication.loss.channels import (
-    Result,
-    divergence_form,
-    hint_channel,
-    replay_channel,
-    rlvr_channel,
-    token_weights,
-    with_dummy_inputs,
-)
+from composer_replication.loss.channels.common import Result
+from composer_replication.loss.channels.dummy_inputs import with_dummy_inputs
+from composer_replication.loss.channels.hint import divergence_form, hint_channel
+from composer_replication.loss.channels.replay import replay_channel
+from composer_replication.loss.channels.rlvr import rlvr_channel, token_weights
 from composer_replication.loss.forward import (
     Forward,
     Prefix,

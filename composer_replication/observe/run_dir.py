@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.observe import files
-from composer_replication.types import Hint, Trajectory, to_json, trajectory_from_json
+from composer_replication.types import Hint, Trajectory, from_json, to_json
 from composer_replication.types.errors import ConfigError
 
 _ARM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -231,15 +231,15 @@ class RunDir:
         if not path.exists():
             known = ", ".join(map(str, self.steps(arm))) or "none"
             raise ConfigError(f"no trajectories at {path}", fix=f"choose a step that was recorded; arm {arm!r} has: {known}")
-        return [trajectory_from_json(line) for line in files.read_lines(path)]
+        return [from_json(Trajectory, line) for line in files.read_lines(path)]
 
     def read_evaluation(self, arm: str, step: int) -> list[Trajectory]:
         """Read the trajectories of one evaluation; empty when there was none."""
-        return [trajectory_from_json(line) for line in files.read_lines(self.evaluation_path(arm, step))]
+        return [from_json(Trajectory, line) for line in files.read_lines(self.evaluation_path(arm, step))]
 
     def read_traces(self, arm: str) -> list[Trajectory]:
         """Read the frozen traces of an arm; empty when there are none."""
-        return [trajectory_from_json(line) for line in files.read_lines(self.traces_path(arm))]
+        return [from_json(Trajectory, line) for line in files.read_lines(self.traces_path(arm))]
 
     def read_hints(self, arm: str, step: int) -> list[Hint]:
         """Read the hints of one step; empty when there were none."""

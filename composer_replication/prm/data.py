@@ -12,9 +12,9 @@ from pathlib import Path
 
 from composer_replication.observe import files
 from composer_replication.tokens import ChatRenderer, assistant_message
-from composer_replication.traces.states import INCOMPLETE
+from composer_replication.traces.recorder import INCOMPLETE
 from composer_replication.traces.store import trace_from_json
-from composer_replication.types import Message, Trajectory, trajectory_from_json
+from composer_replication.types import Message, Trajectory, from_json
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace, TraceTurn, Transcript
 
@@ -209,7 +209,7 @@ def read_transcripts(path: Path) -> list[Trajectory | Trace]:
     found: dict[str, Trajectory | Trace] = {}
     for number, line in enumerate(files.read_lines(path), start=1):
         try:
-            transcript = trace_from_json(line) if "format" in line else trajectory_from_json(line)
+            transcript = trace_from_json(line) if "format" in line else from_json(Trajectory, line)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
                 f"{path}, line {number}: no trajectory or trace ({type(error).__name__}: {error})",

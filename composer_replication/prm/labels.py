@@ -19,7 +19,7 @@ from composer_replication.teachers.pair_mining import scene_of, student_action
 from composer_replication.teachers.rewards import weighted_reward
 from composer_replication.traces import TraceState, state_id, states_from_traces, states_from_trajectories
 from composer_replication.traces.recorder import RAW
-from composer_replication.types import ToolCall, Trajectory, Unscored
+from composer_replication.types import Trajectory, Unscored, from_json
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace, TraceTurn, Transcript, TranscriptTurn
 
@@ -88,29 +88,22 @@ def vote_labels(
         ConfigError: there are votes on a turn that does not exist, or a weight is negative.
     """
     known = {t.trajectory_id: t for t in transcripts}
+    named = known.keys() & {name for name, _ in votes}
+    states = {state["state_id"]: state for name in named for state in _states(known[name])}
     labels: StepLabels = {}
-    for name, steps in _by_trajectory(votes).items():
-        states = {} if name not in known else {state["turn"]: state for state in _states(known[name])}
-        for turn, cast in steps.items():
-            if name not in known or not 0 <= turn < len(known[name].turns):
-                raise ConfigError(
-                    f"there are votes on turn {turn} of {name!r}, which no trace has", fix="give the traces they are about"
-                )
-            state = states.get(turn)
-            own = _action(known[name].turns[turn]) if state is None else student_action(state)
-            scene = None if state is None else scene_of(state)
-            tells = scene is not None and (scene.files or scene.text_actions)
-            reward = weighted_reward(cast, own, weights=weights or {}, scene=scene if tells else None)
-            if not isinstance(reward, Unscored):
-                labels.setdefault(name, {})[turn] = reward
-    return labels
-
-
-def _by_trajectory(votes: Mapping[tuple[str, int], Sequence[Vote]]) -> dict[str, dict[int, Sequence[Vote]]]:
-    found: defaultdict[str, dict[int, Sequence[Vote]]] = defaultdict(dict)
     for (name, turn), cast in votes.items():
-        found[name][turn] = cast
-    return found
+        if name not in known or not 0 <= turn < len(known[name].turns):
+            raise ConfigError(
+                f"there are votes on turn {turn} of {name!r}, which no trace has", fix="give the traces they are about"
+            )
+        state = states.get(state_id(name, turn))
+        own = _action(known[name].turns[turn]) if state is None else student_action(state)
+        scene = None if state is None else scene_of(state)
+        tells = scene is not None and (scene.files or scene.text_actions)
+        reward = weighted_reward(cast, own, weights=weights or {}, scene=scene if tells else None)
+        if not isinstance(reward, Unscored):
+            labels.setdefault(name, {})[turn] = reward
+    return labels
 
 
 def _states(transcript: Transcript) -> list[TraceState]:
@@ -146,10 +139,7 @@ def read_labels(path: Path, transcripts: Sequence[Transcript]) -> StepLabels:
         try:
             state, known = _read(line)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(
-                f"{path}, line {number}: no label ({type(error).__name__}: {error})",
-                fix=_WRITE,
-            ) from error
+            raise ConfigError(f"{path}, line {number}: no label ({type(error).__name__}: {error})", fix=_WRITE) from error
         if state not in states:
             raise ConfigError(
                 f"{path}, line {number}: no trace has the state {state!r}", fix="give the traces the lines are about"
@@ -174,8 +164,7 @@ def read_labels(path: Path, transcripts: Sequence[Transcript]) -> StepLabels:
 def _read(line: Any) -> tuple[str, float | TeacherAnswer]:
     """Return a line's state, and its label or answer. Raises LookupError, TypeError or ValueError."""
     if "question_id" in line:
-        calls = tuple(ToolCall(**call) for call in line["tool_calls"])
-        answer = TeacherAnswer(**{**line, "tool_calls": calls})
+        answer = from_json(TeacherAnswer, line)
         return answer.question_id, answer
     name, turn = line["trajectory_id"], line["turn"]
     if not isinstance(name, str) or isinstance(turn, bool) or not isinstance(turn, int):

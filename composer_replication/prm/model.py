@@ -39,7 +39,10 @@ def make_prm(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
         try:
             model = cast(Any, AutoModelForTokenClassification).from_config(config)
         except ValueError as error:
-            raise _no_head(type(config).__name__, error) from error
+            raise ModelError(
+                f"{type(config).__name__} has no token classification head: {' '.join(str(error).split())[:200]}",
+                fix="take a model that transformers has one for",
+            ) from error
     return _causal(model.eval(), type(config).__name__)
 
 
@@ -97,13 +100,6 @@ def _without_length_warning(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTok
     """Return the tokenizer without its warning about long traces: such steps are left out and counted."""
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
-
-
-def _no_head(name: str, error: Exception) -> ModelError:
-    return ModelError(
-        f"{name} has no token classification head: {' '.join(str(error).split())[:200]}",
-        fix="take a model that transformers has one for",
-    )
 
 
 def _causal(model: PreTrainedModel, name: str) -> PreTrainedModel:

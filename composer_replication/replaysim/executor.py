@@ -25,7 +25,7 @@ _TAIL_BYTES, _TAIL_LINES = 1 << 16, 40
 _REACH_S = 10.0
 
 
-class ExecutorBackend:
+class ExecutorBackend(DataJuicerBackend):
     """data-juicer's `DefaultExecutor` or `RayExecutor`, one pass per field (see `backend.plan`).
 
     Args:
@@ -40,13 +40,9 @@ class ExecutorBackend:
     def __init__(self, *, ray: bool, ray_address: str | None) -> None:
         self._name = "ray" if ray else "executor"
         self._ray_address = (ray_address or "local") if ray else None
-        self._operators = DataJuicerBackend()
+        super().__init__()
         if ray_address is not None:
             _reach(ray_address)
-
-    def check(self, operators: Sequence[Operator]) -> None:
-        """Refuse what data-juicer's operators refuse (`DataJuicerBackend.check`)."""
-        self._operators.check(operators)
 
     def verdicts(self, operators: Sequence[Operator], columns: Mapping[str, Sequence[str]]) -> list[int | None]:
         """Return for every row the index of the operator that drops it, None when it stays.

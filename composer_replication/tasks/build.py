@@ -22,12 +22,12 @@ from composer_replication.sandbox import Limits, SandboxKind, open_sandbox
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.opening import remote_python
 from composer_replication.tasks.features.decide import VERDICTS, Decider
-from composer_replication.tasks.features.select import Wanted, choose_candidates
+from composer_replication.tasks.features.select import choose_candidates
 from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
 from composer_replication.tasks.held_out.checks import HIDDEN_BOOK, HiddenBook, make_hidden_book
 from composer_replication.tasks.proofs.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
 from composer_replication.tasks.proofs.bytecode import compile_tree
-from composer_replication.tasks.proofs.leak import LeakScanner, installed_copies, vendored_copies
+from composer_replication.tasks.proofs.leak import INSTALLED, VENDORED, LeakScanner, copies_of
 from composer_replication.tasks.proofs.validate import Validator, slug_of
 from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, Progress
 from composer_replication.tasks.sources.benchmarks import Benchmarks
@@ -66,7 +66,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     """
     start = time.monotonic()
     options = options or BuildOptions()
-    tell = progress or _silent
+    tell = progress or (lambda _: None)
     state = out / STATE
     _check_out(source, out)
     tell(BuildEvent("fetching"))
@@ -89,8 +89,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         baseline_to_json,
     )
     functions, skipped = _functions(fetched.tree, layout, options)
-    wanted = _wanted(options)
-    candidates, uncovered = choose_candidates(functions, baseline.coverage, baseline.passing, wanted=wanted, seed=options.seed)
+    candidates, uncovered = choose_candidates(functions, baseline.coverage, baseline.passing, options=options)
     hidden = _kept(
         state / _CHECKS,
         lambda: make_hidden_book(runner, fetched.tree, layout=layout, passing=baseline.passing, seed=options.seed),
@@ -159,10 +158,6 @@ def _validator(
         runner=replace(runner, limits=_limits(options.task_timeout_s)),
         staging=state / "staged",
     )
-
-
-def _silent(_event: BuildEvent) -> None:
-    return None
 
 
 def build_python(folder: Path, sandbox: SandboxKind = "auto") -> Path:
@@ -275,14 +270,14 @@ def _refuse_copies(source: PristineTree, layout: RepositoryLayout, runner: CodeR
     """Refuse an interpreter that has the project installed, or vendored in what is. Raises SourceError."""
     python = runner.python
     ways = {
-        installed_copies: (
+        INSTALLED: (
             "a copy of {0} installed ({1})",
             "one of the project's dependencies, or pytest, needs the project itself: it cannot be built from",
         ),
-        vendored_copies: ("a vendored copy of {0} ({1})", "delete {1} if the tests do without it, and build again"),
+        VENDORED: ("a vendored copy of {0} ({1})", "delete {1} if the tests do without it, and build again"),
     }
-    for find, (what, cure) in ways.items():
-        for copy in find(runner.sandbox, python, source.tree, layout.imports).items():
+    for program, (what, cure) in ways.items():
+        for copy in copies_of(program, runner.sandbox, python, source.tree, layout.imports).items():
             fix = cure.format(*copy) if options.install else "use an environment without it: --install, or --python PATH"
             raise SourceError(f"{python} has {what.format(*copy)}, which would give the answers away", fix=fix)
 
@@ -304,16 +299,6 @@ def _functions(tree: Path, layout: RepositoryLayout, options: BuildOptions) -> t
         functions += found
         skipped += left
     return functions, skipped
-
-
-def _wanted(options: BuildOptions) -> Wanted:
-    return Wanted(
-        fewest=options.min_group_size,
-        most=options.group_size,
-        whole_features=options.mode == "feature",
-        easiest=options.min_difficulty,
-        hardest=options.max_difficulty,
-    )
 
 
 def _restored(file: Path, read: Callable[[Any], _T]) -> _T | None:

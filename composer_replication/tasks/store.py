@@ -25,7 +25,7 @@ import tomli_w
 from composer_replication.languages.python.delete import body_of, unified_diff
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.tasks.files import copy_tree, solved_tree, storage_errors, tree_files, write_files
-from composer_replication.types import TaskSpec, task_spec_from_json, to_json
+from composer_replication.types import TaskSpec, from_json, to_json
 from composer_replication.types.errors import TaskError
 
 _SCHEMA = 3
@@ -227,7 +227,7 @@ def load_task(path: str | os.PathLike[str]) -> Task:
             if (root / name).is_symlink() or _sha256(root / name) != expected[name]:
                 raise _damaged(root, f"{name} was changed after the task was built")
         record = tomllib.loads((root / "task.toml").read_text(encoding="utf-8"))
-        hidden = json.loads((root / _HIDDEN).read_text(encoding="utf-8")) if (root / _HIDDEN).exists() else {}
+        hidden = json.loads((root / _HIDDEN).read_text(encoding="utf-8")) if (root / _HIDDEN).exists() else None
     except (FileNotFoundError, NotADirectoryError) as error:
         if not root.is_dir():
             what, fix = "is a file, and a task is a folder" if root.exists() else "does not exist", _ONE
@@ -243,7 +243,7 @@ def load_task(path: str | os.PathLike[str]) -> Task:
             f"task {root} has schema version {record.get('schema_version')}; this release reads {_SCHEMA}", fix="build it again"
         )
     try:
-        return Task(task_spec_from_json({**record["task"], "hidden": hidden}), root, record["provenance"])
+        return Task(from_json(TaskSpec, {**record["task"], "hidden": hidden}), root, record["provenance"])
     except (KeyError, TypeError) as error:
         raise _damaged(root, f"task.toml is not a task ({error})") from error
 

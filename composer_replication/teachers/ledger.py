@@ -18,11 +18,11 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from composer_replication.types.errors import StorageError
 
@@ -76,7 +76,7 @@ class Reconciled:
     """Calls on the bill that this ledger did not make."""
 
 
-class Ledger:
+class Ledger(AbstractContextManager["Ledger"]):
     """One process at a time may hold a ledger; within it, threads and coroutines share one object.
 
     Calls that were in progress when the last holder died are held from now on: the endpoint may have answered and billed
@@ -276,9 +276,6 @@ class Ledger:
             self._db.close()
         self._unlock()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
@@ -296,9 +293,9 @@ class Ledger:
     def _storage_errors(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
-            if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
-                raise
+        except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
+            raise
+        except sqlite3.DatabaseError as error:
             raise StorageError(
                 f"the ledger {self.path} cannot be used: {error}", fix="check the disk, or name another file for the ledger"
             ) from error

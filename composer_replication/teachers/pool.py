@@ -9,9 +9,10 @@ import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import openai
 
@@ -80,7 +81,7 @@ class _Question:
         return TeacherAnswer(question_id=self.question.question_id, teacher=self.teacher.name, family=self.teacher.vote_family)
 
 
-class TeacherPool:
+class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
     """An async context manager around the teachers' HTTP clients.
 
     Args:
@@ -106,9 +107,6 @@ class TeacherPool:
         self._under_way: dict[str, asyncio.Future[TeacherAnswer]] = {}
         self._ended = asyncio.Condition()
         self._open_calls = 0
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for client in self._clients.values():

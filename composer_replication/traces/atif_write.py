@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.observe.files import replace_file
+from composer_replication.traces.call_ids import UniqueNames
 from composer_replication.traces.readers.atif import KEY
 from composer_replication.traces.readers.fields import number, present, section, string
 from composer_replication.traces.recorder import RAW, assistant, native_call, tool_message
@@ -29,14 +30,11 @@ def write_atif(traces: Iterable[Trace], folder: Path) -> list[Path]:
         TraceError: a trace holds a number that JSON has not (NaN or infinity).
         StorageError: the folder cannot be written.
     """
-    written: dict[Path, None] = {}
+    written: list[Path] = []
+    names = UniqueNames()
     for trace in traces:
         stem = _NOT_IN_A_NAME.sub("_", trace.trajectory_id).strip("._")[:120] or "trace"
-        path = folder / f"{stem}.json"
-        copy = 1
-        while path in written:
-            copy += 1
-            path = folder / f"{stem}~{copy}.json"
+        path = folder / f"{names.free(stem)}.json"
         try:
             data = json.dumps(atif_from_trace(trace), indent=1, allow_nan=False).encode()
         except ValueError as error:
@@ -45,8 +43,8 @@ def write_atif(traces: Iterable[Trace], folder: Path) -> list[Path]:
                 fix="take NaN and infinity out of its details",
             ) from error
         replace_file(path, data + b"\n")
-        written[path] = None
-    return list(written)
+        written.append(path)
+    return written
 
 
 def atif_from_trace(trace: Trace) -> dict[str, Any]:

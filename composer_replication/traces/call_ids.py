@@ -1,12 +1,13 @@
-"""Unique call ids: where a log reuses ids with every answer, or has none, each result is still matched to one call."""
+"""Unique ids. Of calls: where a log reuses ids with every answer, or has none, each result is still matched to one call."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from composer_replication.types import Message, ToolResult
+from composer_replication.types import Message
 from composer_replication.types.transcript import TraceTurn
 
 
@@ -24,28 +25,37 @@ def distinct_ids(turns: Sequence[TraceTurn], raw: str) -> tuple[TraceTurn, ...]:
     return tuple(_turn(turn, raw, shared) for turn in turns)
 
 
+class UniqueNames:
+    """Names that have been given, each once."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._copies: Counter[str] = Counter()
+
+    def free(self, name: str) -> str:
+        """Return `name`, or with `~2`, `~3`, ... the first that is free."""
+        found = name
+        while found in self._taken:
+            self._copies[name] += 1
+            found = f"{name}~{self._copies[name] + 1}"
+        self._taken.add(found)
+        return found
+
+
 class _CallNames:
     """The ids of one conversation from its beginning."""
 
     def __init__(self) -> None:
-        self._taken: set[str] = set()
+        self._names = UniqueNames()
         self._open: dict[str, list[str]] = {}
 
     def asked(self, ids: Iterable[str]) -> list[str]:
         """Return ids for the calls of one answer; results that follow are theirs."""
-        given = list(ids)
-        for name in given:
-            self._open[name] = []
-        return [self._new(name) for name in given]
-
-    def _new(self, name: str) -> str:
-        found, copy = name, 1
-        while found in self._taken:
-            copy += 1
-            found = f"{name}~{copy}"
-        self._taken.add(found)
-        self._open[name].append(found)
-        return found
+        given = [(name, self._names.free(name)) for name in ids]
+        self._open.update({name: [] for name, _ in given})
+        for name, found in given:
+            self._open[name].append(found)
+        return [found for _, found in given]
 
     def answered(self, name: str) -> str:
         """Return the id of the call that a result answers: of several the first without one."""
@@ -61,13 +71,8 @@ def _turn(turn: TraceTurn, raw: str, shared: dict[tuple[Any, ...], Message]) -> 
     broken = turn.details.get(raw, {})
     kept = {name: broken[call.call_id] for call, name in zip(turn.tool_calls, new, strict=True) if call.call_id in broken}
     details = {**turn.details, raw: kept} if broken else turn.details
-    return replace(
-        turn, context=context, tool_calls=calls, results=tuple(_result(r, names) for r in turn.results), details=details
-    )
-
-
-def _result(result: ToolResult, names: _CallNames) -> ToolResult:
-    return replace(result, call_id=names.answered(result.call_id))
+    results = tuple(replace(result, call_id=names.answered(result.call_id)) for result in turn.results)
+    return replace(turn, context=context, tool_calls=calls, results=results, details=details)
 
 
 def _message(message: Message, names: _CallNames, shared: dict[tuple[Any, ...], Message]) -> Message:

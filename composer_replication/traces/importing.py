@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.observe.files import replace_file
+from composer_replication.traces.call_ids import UniqueNames
 from composer_replication.traces.own import READER as OWN
 from composer_replication.traces.reader import Reader, reader_for, readers
 from composer_replication.traces.readers.fields import objects_in, section, string
 from composer_replication.traces.readers.openhands import TWIN, DuplicateConversations
+from composer_replication.traces.recorder import INCOMPLETE
 from composer_replication.traces.redact import Redactor
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, objects, peek
-from composer_replication.traces.states import INCOMPLETE, lacks_tools
+from composer_replication.traces.states import lacks_tools
 from composer_replication.traces.store import is_temporary, write_traces
-from composer_replication.types import ToolSchema
+from composer_replication.types import ToolSchema, to_json
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace
 
@@ -48,15 +50,7 @@ class Import:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data."""
-        return {
-            "traces": dict(self.traces),
-            "turns": dict(self.turns),
-            "dropped": {name: dict(reasons) for name, reasons in self.dropped.items()},
-            "states": self.states,
-            "toolless_states": self.toolless_states,
-            "problems": [str(problem) for problem in self.problems],
-            "redacted": dict(self.redacted),
-        }
+        return {**to_json(self), "problems": [str(problem) for problem in self.problems]}
 
 
 def import_traces(
@@ -134,7 +128,7 @@ def _traces(
     redactor: Redactor | None,
     account: Import,
 ) -> Iterator[Trace]:
-    names, twins = _TraceNames(), DuplicateConversations()
+    names, twins = UniqueNames(), DuplicateConversations()
     for place, reader in places:
         log = {"log": _from(path, place)} if reader.name != OWN.name else {}  # ids of ours say where they are from
         for item in reader.read(place):
@@ -159,23 +153,6 @@ def _from(path: Path, place: Path) -> str:
     """Return the name of a log below the path that was imported."""
     below = os.path.relpath(place, path.resolve() if path.is_symlink() else path)
     return place.name if below == "." else below
-
-
-class _TraceNames:
-    """Gives every trace a unique id."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-        self._copies: Counter[str] = Counter()
-
-    def free(self, name: str) -> str:
-        """Return `name`, or with `~2`, `~3`, ... the first that is free."""
-        found = name
-        while found in self._taken:
-            self._copies[name] += 1
-            found = f"{name}~{self._copies[name] + 1}"
-        self._taken.add(found)
-        return found
 
 
 def _places(path: Path, out: Path, forced: Reader | None, account: Import) -> Iterator[tuple[Path, Reader]]:

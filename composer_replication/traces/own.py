@@ -9,15 +9,13 @@ from typing import Any
 
 from composer_replication.tokens import parse_tool_calls
 from composer_replication.traces.reader import Item
-from composer_replication.traces.recorder import ConversationRecorder, assistant
+from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, assistant
 from composer_replication.traces.schema import TrajectoryShape, check
 from composer_replication.traces.source import Problem, UnreadableError, holds, objects
-from composer_replication.traces.states import INCOMPLETE, SAMPLED, TraceState, state_id, states_from_traces
+from composer_replication.traces.states import SAMPLED, TraceState, states_from_traces
 from composer_replication.traces.store import trace_from_json
-from composer_replication.types import Trajectory, Turn, to_json, trajectory_from_json
+from composer_replication.types import Trajectory, Turn, from_json, to_json
 from composer_replication.types.transcript import Trace
-
-__all__ = ["READER", "OwnReader", "state_id", "states_from_trajectories", "trace_from_trajectory"]
 
 
 def states_from_trajectories(trajectories: Sequence[Trajectory]) -> list[TraceState]:
@@ -106,7 +104,7 @@ def _file(path: Path, prefix: str) -> Iterator[Item]:
 def _trace(record: dict[str, Any]) -> Trace:
     check(TrajectoryShape, record)
     try:
-        return trace_from_trajectory(trajectory_from_json(record))
+        return trace_from_trajectory(from_json(Trajectory, record))
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # its grade, its reason to stop, more fields
         raise UnreadableError(f"{type(error).__name__}: {error}"[:200]) from error
 

@@ -5,14 +5,15 @@ A separate package adds one by an entry point of the group `composer_replication
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from composer_replication.traces.source import Dropped, Problem
+from composer_replication.traces.source import Dropped, Problem, holds
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace
 
@@ -38,13 +39,25 @@ class Reader(Protocol):
     @property
     def name(self) -> str: ...
 
-    def sniff(self, path: Path) -> bool:
+    def sniff(self, path: Path, /) -> bool:
         """Return whether the file or folder at `path` is of this format. Reads little and never raises for what it finds."""
         ...
 
-    def read(self, path: Path) -> Iterator[Item]:
+    def read(self, path: Path, /) -> Iterator[Item]:
         """Yield the traces of one file or folder that `sniff` knows, and what was not taken; never raises for what it holds."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileReader:
+    """A format of single files, told by what the first record in them holds."""
+
+    name: str
+    knows: Callable[[dict[str, Any]], bool]
+    read: Callable[[Path], Iterator[Item]]
+
+    def sniff(self, path: Path, /) -> bool:
+        return holds(path, self.knows)
 
 
 @cache

@@ -11,8 +11,6 @@ from composer_replication.traces.recorder import INCOMPLETE, RAW, wire_call
 from composer_replication.types import ToolSchema
 from composer_replication.types.transcript import Trace, TraceTurn
 
-__all__ = ["INCOMPLETE", "SAMPLED", "TEXT_ACTIONS", "TraceState", "lacks_tools", "state_id", "states_from_traces"]
-
 SAMPLED = "sampled_text"
 """Detail of a turn of ours: everything that the policy wrote, markup included."""
 TEXT_ACTIONS = "text_actions"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from composer_replication.observe.files import read_lines, replace_file
 from composer_replication.traces.schema import TraceShape, check
 from composer_replication.traces.source import UnreadableError
-from composer_replication.types import Message, ToolCall, ToolResult, reward_from_json, to_json
+from composer_replication.types import Message, from_json, to_json
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace, TraceTurn
 
@@ -57,13 +58,14 @@ def trace_to_json(trace: Trace) -> dict[str, Any]:
     previous, turns = trace.messages, []
     names: dict[int, str] = {}
     for turn in trace.turns:
-        fields = {name: to_json(getattr(turn, name)) for name in ("text", "tool_calls", "results", "reasoning", "details")}
+        fields = {name: to_json(getattr(turn, name)) for name in _PLAIN_OF_TURN}
         turns.append({"context": context_steps(previous, turn.context, names), **fields})
         previous = turn.context
     return {**record, "turns": turns}
 
 
 _PLAIN = ("trajectory_id", "format", "messages", "tools", "task_id", "agent", "model", "reward", "details")
+_PLAIN_OF_TURN = ("text", "tool_calls", "results", "reasoning", "details")
 
 
 def trace_from_json(data: dict[str, Any]) -> Trace:
@@ -73,19 +75,8 @@ def trace_from_json(data: dict[str, Any]) -> Trace:
     turns = []
     for record in data["turns"]:
         previous = context_from(previous, record["context"])
-        turns.append(
-            TraceTurn(
-                context=previous,
-                text=record["text"],
-                tool_calls=tuple(ToolCall(**call) for call in record["tool_calls"]),
-                results=tuple(ToolResult(**result) for result in record["results"]),
-                reasoning=record["reasoning"],
-                details=record["details"],
-            )
-        )
-    reward = None if data["reward"] is None else reward_from_json(data["reward"])
-    given = {name: data[name] for name in _PLAIN if name not in ("messages", "tools", "reward")}
-    return Trace(**given, messages=tuple(data["messages"]), tools=tuple(data["tools"]), reward=reward, turns=tuple(turns))
+        turns.append(from_json(TraceTurn, {name: record[name] for name in _PLAIN_OF_TURN} | {"context": previous}))
+    return replace(from_json(Trace, {name: data[name] for name in _PLAIN} | {"turns": ()}), turns=tuple(turns))
 
 
 def context_steps(previous: Sequence[Message], context: Sequence[Message], names: dict[int, str]) -> list[Any]:

@@ -10,14 +10,7 @@ from __future__ import annotations
 
 from composer_replication.types.grade import GradeReport, Outcome, Reward, Unscored
 from composer_replication.types.messages import Message, ToolCall, ToolResult, ToolSchema
-from composer_replication.types.plain_json import (
-    grade_from_json,
-    group_from_json,
-    reward_from_json,
-    task_spec_from_json,
-    to_json,
-    trajectory_from_json,
-)
+from composer_replication.types.plain_json import from_json, reward_from_json, to_json
 from composer_replication.types.signals import Finding, Hint, HintedTurn, Pair
 from composer_replication.types.task import Deletion, TaskSpec
 from composer_replication.types.trajectory import Group, StopReason, Trajectory, Turn
@@ -41,10 +34,7 @@ __all__ = [
     "Trajectory",
     "Turn",
     "Unscored",
-    "grade_from_json",
-    "group_from_json",
+    "from_json",
     "reward_from_json",
-    "task_spec_from_json",
     "to_json",
-    "trajectory_from_json",
 ]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +36,3 @@ class HeldOutChecks:
 
     calls: tuple[HeldOutCall, ...] = ()
     anti_tests: tuple[AntiTest, ...] = ()
-
-
-def held_out_checks_from_json(data: Mapping[str, Any]) -> HeldOutChecks:
-    """Invert `types.to_json`. Raises KeyError or TypeError on a record of another shape."""
-    return HeldOutChecks(
-        calls=tuple(HeldOutCall(**call) for call in data["calls"]),
-        anti_tests=tuple(AntiTest(**test) for test in data["anti_tests"]),
-    )

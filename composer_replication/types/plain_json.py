@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from composer_replication.types.grade import GradeReport, Outcome, Reward, Unscored
-from composer_replication.types.held_out_checks import held_out_checks_from_json
-from composer_replication.types.messages import ToolCall, ToolResult
-from composer_replication.types.task import Deletion, TaskSpec
-from composer_replication.types.trajectory import Group, StopReason, Trajectory, Turn
+from composer_replication.types.grade import Reward, Unscored
+
+_T = TypeVar("_T")
+_field_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def to_json(value: Any) -> Any:
@@ -34,54 +35,25 @@ def reward_from_json(value: Any) -> Reward:
     return Unscored(value["unscored"]) if isinstance(value, dict) else float(value)
 
 
-def task_spec_from_json(data: Mapping[str, Any]) -> TaskSpec:
-    """Invert `to_json` for a `TaskSpec`. Raises KeyError or TypeError on a record of another shape."""
-    tuples = {k: tuple(data[k]) for k in ("fail_to_pass", "pass_to_pass", "editable", "python_path")}
-    deleted = tuple(Deletion(**d) for d in data["deleted"])
-    return TaskSpec(**{**data, **tuples, "deleted": deleted, "hidden": held_out_checks_from_json(data["hidden"])})
+def from_json(kind: type[_T], data: Mapping[str, Any]) -> _T:
+    """Invert `to_json` for a dataclass of this package. Raises KeyError, TypeError or ValueError on a record of another shape."""
+    types = _field_types(kind)
+    return kind(**{name: _read(types[name], value) for name, value in {**data}.items()})
 
 
-def grade_from_json(data: Mapping[str, Any]) -> GradeReport:
-    """Invert `to_json` for a `GradeReport`."""
-    return GradeReport(
-        **{
-            **data,
-            "reward": reward_from_json(data["reward"]),
-            "outcomes": {k: Outcome(v) for k, v in data["outcomes"].items()},
-            "reasons": tuple(data["reasons"]),
-            "rejected": tuple(data["rejected"]),
-            "hidden_broken": tuple(data.get("hidden_broken", ())),
-        }
-    )
-
-
-def group_from_json(data: Mapping[str, Any]) -> Group:
-    """Invert `to_json` for a `Group`."""
-    return Group(**{**data, "trajectories": tuple(map(trajectory_from_json, data["trajectories"]))})
-
-
-def trajectory_from_json(data: Mapping[str, Any]) -> Trajectory:
-    """Invert `to_json` for a `Trajectory`."""
-    turns = tuple(
-        Turn(
-            action_ids=tuple(t["action_ids"]),
-            logprobs=tuple(t["logprobs"]),
-            text=t["text"],
-            tool_calls=tuple(ToolCall(**c) for c in t["tool_calls"]),
-            results=tuple(ToolResult(**r) for r in t["results"]),
-            observation_ids=tuple(t["observation_ids"]),
-        )
-        for t in data["turns"]
-    )
-    return Trajectory(
-        **{
-            **data,
-            "messages": tuple(data["messages"]),
-            "tools": tuple(data["tools"]),
-            "prompt_ids": tuple(data["prompt_ids"]),
-            "turns": turns,
-            "stop_reason": StopReason(data["stop_reason"]),
-            "reward": reward_from_json(data["reward"]),
-            "grade": None if data["grade"] is None else grade_from_json(data["grade"]),
-        }
-    )
+def _read(kind: Any, value: Any) -> Any:
+    """Return what `to_json` made `value` from, given the type of the field that held it."""
+    inner = get_args(kind)
+    if value is None and NoneType in inner:
+        return None
+    if Unscored in inner:
+        return reward_from_json(value)
+    if isinstance(kind, UnionType):
+        return _read(inner[0], value)
+    if get_origin(kind) in (tuple, Sequence):
+        return tuple(value) if inner[0] in (int, float, str) else tuple(_read(inner[0], item) for item in value)
+    if get_origin(kind) is Mapping and inner[1] is not Any:
+        return {name: _read(inner[1], item) for name, item in value.items()}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return from_json(kind, value)
+    return kind(value) if isinstance(kind, type) and issubclass(kind, StrEnum) else value

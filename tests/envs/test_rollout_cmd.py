@@ -19,7 +19,7 @@ from composer_replication.loss.forward.models import load_policy, save_policy
 from composer_replication.quickstart.policy import tiny_model
 from composer_replication.tasks.store import load_tasks, write_task
 from composer_replication.tokens import byte_level_tokenizer
-from composer_replication.types import trajectory_from_json
+from composer_replication.types import Trajectory, from_json
 from composer_replication.types.errors import ConfigError, ModelError, StorageError, TaskError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
@@ -60,7 +60,7 @@ def test_oracle_noop_and_random_on_task_folders(folder, tmp_path):
         assert (summary["reward_mean"], summary["reward_se"], summary["unscored"]) == (reward, 0.0, 0)
         assert [row["task_id"] for row in summary["per_task"]] == ["shop/a", "shop/b"]
         lines = (tmp_path / policy / "trajectories.jsonl").read_text().splitlines()
-        trajectories = [trajectory_from_json(json.loads(line)) for line in lines]
+        trajectories = [from_json(Trajectory, json.loads(line)) for line in lines]
         assert [t.trajectory_id for t in trajectories] == [f"0/shop/{n}/{i}" for n in "ab" for i in range(3)]
         assert sum(t.num_sampled_tokens() for t in trajectories) == summary["sampled_tokens"]
         assert all(t.reward == reward for t in trajectories)

@@ -21,7 +21,7 @@ from composer_replication.distillation import (
 from composer_replication.kernels import Head, TeacherRows, fused_teacher_logprobs, one_pass
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
-from composer_replication.loss.channels import divergence_form
+from composer_replication.loss.channels.hint import divergence_form
 from composer_replication.loss.forward import FusedRows, PlainRows, divergence_of
 
 N, H, V = 7, 5, 23

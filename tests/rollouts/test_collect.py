@@ -15,7 +15,7 @@ from composer_replication.rollouts.protocol import Budgets, Sample
 from composer_replication.rollouts.scripted import RandomEngine, ScriptedEngine
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
-from composer_replication.types import GradeReport, StopReason, ToolResult, Unscored, to_json, trajectory_from_json
+from composer_replication.types import GradeReport, StopReason, ToolResult, Trajectory, Unscored, from_json, to_json
 from composer_replication.types.errors import ComposerError, ConfigError, SandboxError
 
 TOOLS = tuple(
@@ -93,7 +93,7 @@ def test_a_trajectory_is_the_tokens_the_engine_saw():
     text = RENDERER.tokenizer.decode(trajectory.context_ids(2))
     assert text.count("<|im_start|>tool\n") == 2
     assert first.action_ids == RENDERER.assistant_ids(say(("echo", "wo"), ("echo", "rd")))
-    assert trajectory_from_json(to_json(trajectory)) == trajectory
+    assert from_json(Trajectory, to_json(trajectory)) == trajectory
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_broken_box_is_unscored_and_not_a_zero(fault):
     (broken,) = bad.trajectories
     assert isinstance(broken.reward, Unscored)
     assert broken.stop_reason is (StopReason.SUBMITTED if fault == "grade" else StopReason.INFRASTRUCTURE)
-    assert trajectory_from_json(to_json(broken)) == broken
+    assert from_json(Trajectory, to_json(broken)) == broken
 
 
 def test_bugs_and_repeated_tasks_are_not_swallowed():
@@ -251,7 +251,7 @@ def test_noise_never_breaks_the_loop():
     assert groups == collect([f"t{i}" for i in range(20)], engine, group_size=5, cohorts=5), "noise depends on seeds alone"
     assert groups != collect([f"t{i}" for i in range(20)], engine, group_size=5, seed=1)
     for trajectory in trajectories:
-        assert trajectory_from_json(to_json(trajectory)) == trajectory
+        assert from_json(Trajectory, to_json(trajectory)) == trajectory
 
 
 def test_seeds_are_stable():

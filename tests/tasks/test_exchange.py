@@ -334,7 +334,7 @@ def test_what_cannot_be_expressed_is_named_with_the_reason(tmp_path: Path) -> No
         foreign(tmp_path / "many" / f"{number:02}", changed)
     tasks, refused = import_harbor(tmp_path / "many", tmp_path / "out", sandbox=open_sandbox(), python=PYTHON)
     assert tasks == []
-    assert [refusal.name for refusal in refused] == [f"{number:02}" for number in range(len(REFUSALS))]
+    assert [refusal.what for refusal in refused] == [f"{number:02}" for number in range(len(REFUSALS))]
     for refusal, reason in zip(refused, REFUSALS, strict=True):
         assert reason in refusal.reason, refusal
     assert not (tmp_path / "out").exists()

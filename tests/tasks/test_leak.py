@@ -15,7 +15,7 @@ import pytest
 from composer_replication.languages.python.delete import body_of, delete_bodies
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.proofs.leak import LeakScanner, installed_copies
+from composer_replication.tasks.proofs.leak import INSTALLED, LeakScanner, copies_of
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 
@@ -105,6 +105,8 @@ def test_short_bodies_are_not_distinctive(write_project: WriteProject) -> None:
 
 def test_an_installed_copy_is_found_and_the_tree_itself_is_not(write_project: WriteProject) -> None:
     root = write_project({"pluggy/__init__.py": "", "shop.py": "", "src/own.py": ""})
-    found = installed_copies(open_sandbox(), Path(sys.executable), root, ["pluggy", "shop", "own", "pluggy.absent", "absent.x"])
+    found = copies_of(
+        INSTALLED, open_sandbox(), Path(sys.executable), root, ["pluggy", "shop", "own", "pluggy.absent", "absent.x"]
+    )
     assert list(found) == ["pluggy"]
     assert found["pluggy"].endswith("pluggy/__init__.py")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from composer_replication.languages.python.functions import Function, find_functions
 from composer_replication.sandbox.grading.pytest_run import CoverageByTest
 from composer_replication.tasks.describe import Feature, describe
-from composer_replication.tasks.features.select import Wanted, choose_candidates, covering_tests
+from composer_replication.tasks.features.select import choose_candidates, covering_tests
+from composer_replication.tasks.report import BuildOptions
 
 SOURCE = b"""\
 def feature(x):
@@ -75,7 +76,7 @@ def test_single_functions() -> None:
 
 
 def test_groups_join_helpers_and_siblings_once() -> None:
-    candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(most=3))
+    candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(group_size=3))
     groups = sorted(sorted(names(c.functions)) for c in candidates if len(c.functions) > 1)
     assert groups == [["Basket.count", "Basket.total"], ["feature", "helper"]]
     assert len({c.key for c in candidates}) == len(candidates) == 7
@@ -84,10 +85,11 @@ def test_groups_join_helpers_and_siblings_once() -> None:
 
 
 def test_sizes_alternate_and_the_seed_fixes_the_order() -> None:
-    first, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(most=2), seed=1)
-    again, _ = choose_candidates(list(FUNCTIONS), COVERAGE, set(PASSING), wanted=Wanted(most=2), seed=1)
+    first, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(group_size=2, seed=1))
+    again, _ = choose_candidates(list(FUNCTIONS), COVERAGE, set(PASSING), options=BuildOptions(group_size=2, seed=1))
     orders = {
-        tuple(c.key for c in choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(most=2), seed=s)[0]) for s in range(8)
+        tuple(c.key for c in choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(group_size=2, seed=s))[0])
+        for s in range(8)
     }
     assert first == again
     assert len(orders) > 1
@@ -102,16 +104,16 @@ def test_instructions_are_short_and_name_every_function() -> None:
 
 
 def test_a_range_of_sizes_gives_no_smaller_and_no_larger_groups() -> None:
-    candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(fewest=2, most=9))
+    candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(min_group_size=2, group_size=9))
     assert sorted(sorted(names(c.functions)) for c in candidates) == [["Basket.count", "Basket.total"], ["feature", "helper"]]
 
 
 def test_a_size_that_no_group_has_is_told() -> None:
-    candidates, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(fewest=50, most=50))
+    candidates, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(min_group_size=50, group_size=50))
     assert candidates == []
     told = {s.what for s in skipped if s.reason == "in no group of the size asked for (--size)"}
     assert told == {f.key for f in FUNCTIONS if f.qualname != "uncovered"}
-    _, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(fewest=2, most=2))
+    _, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(min_group_size=2, group_size=2))
     assert [s.what for s in skipped if "--size" in s.reason] == ["m.py::bystander"]
 
 
@@ -122,14 +124,14 @@ ALL = ids("a", "b")
 
 def test_those_closest_in_the_call_graph_come_first() -> None:
     coverage: CoverageByTest = {"chain.py": dict.fromkeys(range(1, 50), ALL)}
-    candidates, _ = choose_candidates(CHAINED, coverage, PASSING, wanted=Wanted(fewest=4, most=4))
+    candidates, _ = choose_candidates(CHAINED, coverage, PASSING, options=BuildOptions(min_group_size=4, group_size=4))
     groups = {names(c.functions)[0]: names(c.functions) for c in candidates}
     assert groups["f2"] == ["f2", "f3", "f4", "f5"]
 
 
 def test_groups_with_nearly_the_same_functions_are_one() -> None:
     coverage: CoverageByTest = {"chain.py": dict.fromkeys(range(1, 50), ALL)}
-    candidates, skipped = choose_candidates(CHAINED, coverage, PASSING, wanted=Wanted(fewest=5, most=9))
+    candidates, skipped = choose_candidates(CHAINED, coverage, PASSING, options=BuildOptions(min_group_size=5, group_size=9))
     sets = [{f.key for f in c.functions} for c in candidates]
     assert all(len(a & b) < 0.8 * len(a | b) for n, a in enumerate(sets) for b in sets[:n])
     assert {entry.reason for entry in skipped} == {"nearly the functions of another group"}
@@ -138,8 +140,8 @@ def test_groups_with_nearly_the_same_functions_are_one() -> None:
 def test_a_whole_feature_is_every_function_that_only_its_tests_reach() -> None:
     other = find_functions("n.py", b"def deep(x):\n    return x\n\n\ndef shared(x):\n    return x\n")[0]
     coverage: CoverageByTest = {**COVERAGE, "n.py": {2: ids("b"), 6: ids("b", "c")}}
-    wanted = Wanted(fewest=2, most=9, whole_features=True)
-    candidates, _ = choose_candidates([*FUNCTIONS, *other], coverage, PASSING, wanted=wanted)
+    options = BuildOptions(min_group_size=2, group_size=9, mode="feature")
+    candidates, _ = choose_candidates([*FUNCTIONS, *other], coverage, PASSING, options=options)
     features = {names(c.functions)[0]: set(names(c.functions)) for c in candidates}
     assert features["feature"] == {"feature", "helper", "deep"}
     assert features["Basket.total"] == {"Basket.total", "Basket.count"}
@@ -149,7 +151,7 @@ def test_a_whole_feature_is_every_function_that_only_its_tests_reach() -> None:
 def test_what_is_easier_or_harder_than_asked_for_is_skipped() -> None:
     candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING)
     middle = sorted(c.difficulty for c in candidates)[2]
-    kept, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(easiest=middle))
+    kept, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(min_difficulty=middle))
     assert {c.key for c in kept} == {c.key for c in candidates if c.difficulty >= middle}
     assert len([s for s in skipped if s.reason == "easier or harder than asked for"]) == len(candidates) - len(kept) > 0
 

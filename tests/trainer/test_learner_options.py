@@ -21,7 +21,7 @@ from composer_replication.distillation import (
 )
 from composer_replication.loss import LossComponents, compose_loss
 from composer_replication.loss.batch import build_batch
-from composer_replication.loss.channels import divergence_form
+from composer_replication.loss.channels.hint import divergence_form
 from composer_replication.loss.forward import HintLoss, sequence_logprobs
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.trainer.learning import learner as learner_module

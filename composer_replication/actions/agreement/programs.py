@@ -28,10 +28,6 @@ class Arguments:
     """Operands in order."""
 
 
-def _never(_: Arguments) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class ProgramOptions:
     """The command-line syntax of one program."""
@@ -46,7 +42,7 @@ class ProgramOptions:
     """The option that gives what is otherwise the first operand: `e=` of grep and sed."""
     paths: bool = True
     """The operands, but for a leading one, are paths."""
-    shows: Callable[[Arguments], bool] = _never
+    shows: Callable[[Arguments], bool] = lambda _: False
     """True when the output contains the paths as written; error messages do not count."""
     lists: bool = False
     """Prints its operand, unless that is the only one and a folder."""

@@ -11,7 +11,7 @@ from composer_replication.cli.support.kinds import refuse_other_kind
 from composer_replication.observe.run_dir import RunDir
 from composer_replication.traces.importing import TRACES
 from composer_replication.traces.store import trace_from_json
-from composer_replication.types import Hint, trajectory_from_json
+from composer_replication.types import Hint, Trajectory, from_json
 from composer_replication.types.errors import ConfigError, StorageError
 from composer_replication.types.transcript import Transcript
 
@@ -63,7 +63,7 @@ def _lines(path: Path) -> Iterator[Transcript]:
             continue
         try:
             data = json.loads(line)
-            yield trace_from_json(data) if "format" in data else trajectory_from_json(data)
+            yield trace_from_json(data) if "format" in data else from_json(Trajectory, data)
         except json.JSONDecodeError as error:
             if number > text.count("\n"):
                 raise StorageError(

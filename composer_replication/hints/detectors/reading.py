@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,8 +11,8 @@ from composer_replication.actions.calls import canonical_call, too_deep
 from composer_replication.actions.tool_effects import EffectKind, ToolEffect, classify_call
 from composer_replication.hints.detectors.failure import refusal_of, shell_answer, shell_refusal
 from composer_replication.hints.detectors.shell import ShellCommand, command_of, condensed
-from composer_replication.types import Finding, Message, Reward, ToolCall, ToolResult, ToolSchema
-from composer_replication.types.transcript import Transcript, TranscriptTurn
+from composer_replication.types import Finding, ToolCall, ToolResult
+from composer_replication.types.transcript import Transcript
 
 _NOTHING = ToolEffect(kind=EffectKind.OTHER)
 
@@ -84,29 +84,9 @@ class Reading:
     """A transcript (it has all of `Transcript`) with its steps. Detectors get one, so that none parses a call again."""
 
     def __init__(self, transcript: Transcript) -> None:
-        self.transcript = transcript
-        self.turns: Sequence[TranscriptTurn] = transcript.turns
+        self.trajectory_id, self.task_id, self.reward = transcript.trajectory_id, transcript.task_id, transcript.reward
+        self.messages, self.tools, self.turns = transcript.messages, transcript.tools, transcript.turns
         self.steps: tuple[CallStep, ...] = tuple(_steps(transcript))
-
-    @property
-    def trajectory_id(self) -> str:
-        return self.transcript.trajectory_id
-
-    @property
-    def task_id(self) -> str:
-        return self.transcript.task_id
-
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        return self.transcript.messages
-
-    @property
-    def tools(self) -> tuple[ToolSchema, ...]:
-        return self.transcript.tools
-
-    @property
-    def reward(self) -> Reward | None:
-        return self.transcript.reward
 
     @cached_property
     def instruction(self) -> str:

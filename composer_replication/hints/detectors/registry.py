@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Protocol
@@ -61,11 +61,15 @@ ENVIRONMENT = tuple(BUILTIN_DETECTORS)[:9]
 GROUP = "composer_replication.detectors"
 
 
-def load_plugins(group: str) -> dict[str, Any]:
+def load_plugins(group: str, *, taken: Container[str], kind: str, method: str, has: str) -> dict[str, Any]:
     """Return the objects that installed packages offer under an entry point group, by name; classes are called without arguments.
 
+    Args:
+        taken: the names of the house.
+        kind: what they are, with the `method` that each of them must have; `has` lists all they need.
+
     Raises:
-        ConfigError: one of them cannot be loaded, or takes the name of one of the house.
+        ConfigError: one of them cannot be loaded, lacks the method, or takes the name of one of the house.
     """
     found: dict[str, Any] = {}
     for point in entry_points(group=group):
@@ -77,19 +81,17 @@ def load_plugins(group: str) -> dict[str, Any]:
                 f"{group}: {point.name} = {point.value!r} cannot be loaded: {error}",
                 fix=f"repair or uninstall {point.dist.name if point.dist else 'the package that names it'}",
             ) from error
+        if point.name in taken or not callable(getattr(found[point.name], method, None)):
+            raise ConfigError(
+                f"{group}: {point.name!r} is the name of one of the house, or no {kind}", fix=f"rename it; a {kind} has {has}"
+            )
     return found
 
 
 @cache
 def all_detectors() -> Mapping[str, Detector]:
     """Return the built-in detectors, then those of installed packages. Raises ConfigError when one of these cannot be loaded."""
-    plugins = load_plugins(GROUP)
-    for name, plugin in plugins.items():
-        if name in BUILTIN_DETECTORS or not callable(getattr(plugin, "detect", None)):
-            raise ConfigError(
-                f"{GROUP}: {name!r} is the name of one of the house, or no detector",
-                fix="rename it; a detector has kinds, needs, detect",
-            )
+    plugins = load_plugins(GROUP, taken=BUILTIN_DETECTORS, kind="detector", method="detect", has="kinds, needs, detect")
     return {**BUILTIN_DETECTORS, **plugins}
 
 

@@ -60,14 +60,7 @@ def save_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         save_policy(learner.policy, tokenizer, partial, weights)
-        torch.save(kept, partial / "learner.pt")
-        (partial / "loop.json").write_text(json.dumps({**state, "step": step}, indent=1))
-        _seal(partial)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-        _sync(folder)
-        for old in _checkpoints(folder)[:-KEPT]:
-            shutil.rmtree(old)
+        _publish(partial, target, kept, {**state, "step": step})
     except (OSError, RuntimeError, SafetensorError) as error:  # how files, torch and safetensors report a full disk
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, RuntimeError) and "inline_container" not in str(error):
@@ -86,14 +79,7 @@ def adopt_checkpoint(folder: Path, made: Path, step: int, learner: Mapping[str, 
     """
     target = folder / f"step_{step:05d}"
     try:
-        torch.save(dict(learner), made / "learner.pt")
-        (made / "loop.json").write_text(json.dumps({**state, "step": step}, indent=1))
-        _seal(made)
-        shutil.rmtree(target, ignore_errors=True)
-        made.rename(target)
-        _sync(folder)
-        for old in _checkpoints(folder)[:-KEPT]:
-            shutil.rmtree(old)
+        _publish(made, target, dict(learner), {**state, "step": step})
     except OSError as error:
         raise StorageError(
             f"{target}: the checkpoint could not be written: {error}", fix="free disk space and continue with --resume"
@@ -137,6 +123,18 @@ def _checkpoints(folder: Path) -> list[Path]:
     """Every checkpoint of an arm, oldest first; folders with other names are somebody else's."""
     found = [(int(match[1]), p) for p in folder.glob("step_*") if (match := _NAME.fullmatch(p.name)) is not None]
     return [path for _, path in sorted(found)]
+
+
+def _publish(made: Path, target: Path, learner: dict[str, Any], loop: Mapping[str, Any]) -> None:
+    """Complete a folder that has the weights, put it in its place, and remove the checkpoints that are too old to keep."""
+    torch.save(learner, made / "learner.pt")
+    (made / "loop.json").write_text(json.dumps(loop, indent=1))
+    _seal(made)
+    shutil.rmtree(target, ignore_errors=True)
+    made.rename(target)
+    _sync(target.parent)
+    for old in _checkpoints(target.parent)[:-KEPT]:
+        shutil.rmtree(old)
 
 
 def _seal(folder: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.observe import files
-from composer_replication.types import Group, group_from_json, to_json
+from composer_replication.types import Group, from_json, to_json
 from composer_replication.types.errors import CheckpointError
 
 
@@ -146,4 +146,4 @@ class GroupLedger:
             raise CheckpointError(
                 f"{path}: the trajectories of group {number} are gone", fix="give the new run another name"
             ) from error
-        return group_from_json(data)
+        return from_json(Group, data)

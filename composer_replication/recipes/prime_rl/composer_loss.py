@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.config import RlvrConfig
-from composer_replication.loss.channels import TokenStreams
+from composer_replication.loss.channels.rlvr import TokenStreams
 from composer_replication.policy_gradient import Surrogate, kl_k3
 
 

@@ -26,7 +26,9 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from composer_replication.distillation import SelfTeacher, TAIDScheduler, make_self_teacher
 from composer_replication.loss.batch import Batch, collate, split
-from composer_replication.loss.channels import hint_channel, replay_channel, with_dummy_inputs
+from composer_replication.loss.channels.dummy_inputs import with_dummy_inputs
+from composer_replication.loss.channels.hint import hint_channel
+from composer_replication.loss.channels.replay import replay_channel
 from composer_replication.loss.forward import Forward, in_lockstep, update_mode
 from composer_replication.loss.forward.rows import PlainRows
 from composer_replication.recipes.verl.columns import Row, hint_batch, rows_of

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from transformers import AutoConfig, GenerationConfig
 
@@ -22,7 +21,7 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.collector import EVAL_STEP
 from composer_replication.trainer.rewards import penalties_of
 from composer_replication.trainer.run_context import RunContext
-from composer_replication.types import Group, Hint, HintedTurn, Trajectory, group_from_json, to_json
+from composer_replication.types import Group, Hint, HintedTurn, Trajectory, from_json, to_json
 
 _FOLDERS = "agents-*"
 """Folders of the processes that ran agent loops: a file for each step, with a line of JSON for each group."""
@@ -110,7 +109,7 @@ class Episodes:
 def read_groups(plan: ArmPlan, step: int, *, evaluation: bool) -> list[GroupRecord]:
     """Return the groups recorded at a step, in the order of their tasks. Hinted turns are not kept."""
     paths = sorted(plan.folder.glob(f"{_FOLDERS}/{_file(step, evaluation)}"))
-    found = [_from_json(line) for path in paths for line in read_lines(path)]
+    found = [from_json(GroupRecord, {**line, "hinted": ()}) for path in paths for line in read_lines(path)]
     return sorted(found, key=lambda record: record.group.group_id)
 
 
@@ -122,8 +121,3 @@ def forget_groups(plan: ArmPlan) -> None:
 
 def _file(step: int, evaluation: bool) -> str:
     return f"{'eval' if evaluation else 'step'}_{step:05d}.jsonl"
-
-
-def _from_json(data: dict[str, Any]) -> GroupRecord:
-    hints = tuple(Hint(**hint) for hint in data["hints"])
-    return GroupRecord(**{**data, "group": group_from_json(data["group"]), "hints": hints, "hinted": ()})

@@ -13,7 +13,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from composer_replication.loss.channels import TokenStreams
+from composer_replication.loss.channels.rlvr import TokenStreams
 from composer_replication.policy_gradient import kl_k3
 from composer_replication.recipes.verl.overrides import AGGREGATION
 from composer_replication.recipes.verl.plan import ArmPlan

@@ -51,21 +51,13 @@ class BoxSandbox:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
+        self.isolation = setup.isolation
         self._lock = threading.Lock()
-        self._cpu_s = 0.0
+        self.cpu_s = 0.0
         self._launchers: dict[str, _Launcher] = {}
         self._free_uids: queue.LifoQueue[int] = queue.LifoQueue()
         for uid in reversed(setup.uids):
             self._free_uids.put(uid)
-
-    @property
-    def isolation(self) -> Isolation:
-        return self._setup.isolation
-
-    @property
-    def cpu_s(self) -> float:
-        """See `Sandbox.cpu_s`."""
-        return self._cpu_s
 
     def with_isolation(self, isolation: Isolation) -> BoxSandbox:
         """Return the same sandbox with another description; both share the pool of users, one sandbox at a time each."""
@@ -74,7 +66,6 @@ class BoxSandbox:
         return twin
 
     def run(self, tree: Tree, command: Command) -> ExecResult:
-        """See `Sandbox.run`."""
         setup = self._setup
         limits = command.limits
         with contextlib.ExitStack() as stack:
@@ -90,11 +81,10 @@ class BoxSandbox:
             report = pump.run(launcher.send, request, started + limits.wall_s + _GRACE_S)
             result = result_of(tree, command, report, pump.kept, time.monotonic() - started)
         with self._lock:
-            self._cpu_s += report.cpu_s
+            self.cpu_s += report.cpu_s
         return result
 
     def installation(self, python: Path) -> Installation:
-        """See `Sandbox.installation`."""
         return installation_of(python)
 
     def _running_launcher(self, warm_python: str) -> _Launcher:

@@ -37,22 +37,10 @@ def _arguments(stage: Stage, request: BoxRequest) -> list[str]:
             file.write(content)
         argv += ["--ro-bind", f"{etc}/{name}", f"/etc/{name}"]
     argv += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
-    argv += [
-        "--proc",
-        "/proc",
-        "--remount-ro",
-        "/proc",
-        "--dev",
-        "/dev",
-        "--remount-ro",
-        "/dev",
-        "--bind",
-        tmp,
-        "/tmp",
-        "--bind",
-        tmp,
-        "/dev/shm",
-    ]
+    for name in ("proc", "dev"):
+        argv += [f"--{name}", f"/{name}", "--remount-ro", f"/{name}"]
+    for path in ("/tmp", "/dev/shm"):
+        argv += ["--bind", tmp, path]
     for path in request.binds:
         argv += ["--ro-bind", path, path]
     for path in request.masks:

@@ -27,9 +27,6 @@ from composer_replication.sandbox.request import BoxFds, BoxReport, BoxRequest
 from composer_replication.sandbox.transfer.archive import pack, pack_files, unpack, unpack_files
 from composer_replication.types.errors import SandboxError
 
-"""The modules of this package that run inside, besides `errors`: sent along with every command, so the image needs none of
-them."""
-
 BOOTSTRAP = """
 import os, sys
 if sys.version_info < (3, 11):

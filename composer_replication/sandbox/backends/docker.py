@@ -55,16 +55,10 @@ class DockerSandbox:
         self._docker = docker
         self._image = image
         self._lock = threading.Lock()
-        self._cpu_s = 0.0
+        self.cpu_s = 0.0
         self.isolation = isolation
 
-    @property
-    def cpu_s(self) -> float:
-        """See `Sandbox.cpu_s`."""
-        return self._cpu_s
-
     def run(self, tree: Tree, command: Command) -> ExecResult:
-        """See `Sandbox.run`."""
         check_paths(tree.changes)
         files, disk = archive_of(tree)
         request = _request(tree, command, files)
@@ -78,11 +72,10 @@ class DockerSandbox:
         finally:
             _tidy(self._docker, "rm", "--force", name)
         with self._lock:
-            self._cpu_s += report.cpu_s
+            self.cpu_s += report.cpu_s
         return result_of(tree, command, report, kept, time.monotonic() - started)
 
     def installation(self, python: Path) -> Installation:
-        """See `Sandbox.installation`."""
         return installation_of(python)
 
     def _judged(self, name: str, answer: bytes, said: str) -> tuple[BoxReport, dict[str, bytes]]:

@@ -1,4 +1,4 @@
-"""The Linux system calls that sandsandboxes are built from, through ctypes: each raises OSError with the call's name.
+"""The Linux system calls that sandboxes are built from, through ctypes: each raises OSError with the call's name.
 
 Numbers without a C library wrapper (`open_tree` and its kin, Landlock, `pivot_root`) come from the kernel's
 `asm-generic/unistd.h` and `asm/unistd_64.h`; structures from `linux/mount.h`, `linux/capability.h` and `linux/filter.h`.

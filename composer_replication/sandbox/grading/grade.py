@@ -31,7 +31,7 @@ from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.grading.submission import Submission, read_submission
 from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
 from composer_replication.sandbox.single_flight import SingleFlightCache
-from composer_replication.types import GradeReport, Outcome, TaskSpec, Unscored, grade_from_json, to_json
+from composer_replication.types import GradeReport, Outcome, TaskSpec, Unscored, from_json, to_json
 from composer_replication.types.errors import SandboxError, StorageError, TaskError
 
 _NAMED_TESTS = 5
@@ -87,7 +87,7 @@ class GradeCache:
         for line in data.splitlines():
             try:
                 record = json.loads(line)
-                self._reports.put(record["key"], grade_from_json(record["report"]))
+                self._reports.put(record["key"], from_json(GradeReport, record["report"]))
             except (ValueError, KeyError, TypeError):
                 continue
 

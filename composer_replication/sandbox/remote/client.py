@@ -225,7 +225,7 @@ class RemoteSandbox:
             fix = f"put the server's --auth-token into the environment variable {KEY_VARIABLE}"
             raise SandboxUnavailableError(f"there is no key for {self._url}", fix=fix)
         self._lock = threading.Lock()
-        self._cpu_s = 0.0
+        self.cpu_s = 0.0
         self._installations: dict[str, Installation] = {}
         self._attempts: dict[int, Future[_AgentSession]] = {}
         """The attempt at a new agent that is in progress in a process: a fork has not the thread that makes it."""
@@ -236,13 +236,7 @@ class RemoteSandbox:
         """The default interpreter of the remote machine."""
         self._there = found
 
-    @property
-    def cpu_s(self) -> float:
-        """See `Sandbox.cpu_s`."""
-        return self._cpu_s
-
     def run(self, tree: Tree, command: Command) -> ExecResult:
-        """See `Sandbox.run`."""
         check_paths(tree.changes)
         request = request_archive(tree, command, archive_of(tree)[0])
         facts, blobs = self._ask("run", *request, command.limits.wall_s + _GRACE_S, most_bytes(command.limits))
@@ -251,11 +245,11 @@ class RemoteSandbox:
             if max(map(len, (result.stdout, result.stderr, result.channel))) > command.limits.output_bytes:
                 raise ValueError("more output than was asked for")
         with self._lock:
-            self._cpu_s += result.cpu_s
+            self.cpu_s += result.cpu_s
         return result
 
     def installation(self, python: Path) -> Installation:
-        """See `Sandbox.installation`; sandboxes see nothing of this machine."""
+        """Sandboxes see nothing of this machine."""
         if (known := self._installations.get(str(python))) is None:
             facts, _ = self._ask("installation", {"python": str(python)}, (), _GRACE_S)
             with _understood(self._url):
@@ -270,7 +264,6 @@ class RemoteSandbox:
         return known
 
     def escapes(self, probe: str) -> list[str]:
-        """See `selftest.Elsewhere`."""
         facts, _ = self._ask("probe", {"probe": probe}, (), _PROBE_S)
         with _understood(self._url):
             return [str(what) for what in facts["got"]]

@@ -23,10 +23,10 @@ def main(tests: Path, workspace: Path, logs: Path) -> int:
     sys.path.insert(0, str(tests / "grader"))
     from composer_replication.sandbox import open_sandbox
     from composer_replication.sandbox.grading.grade import grade
-    from composer_replication.types import Unscored, task_spec_from_json, to_json
+    from composer_replication.types import TaskSpec, Unscored, from_json, to_json
     from composer_replication.types.errors import SandboxUnavailableError
 
-    spec = task_spec_from_json(json.loads((tests / "task.json").read_text("utf-8")))
+    spec = from_json(TaskSpec, json.loads((tests / "task.json").read_text("utf-8")))
     try:
         sandbox = open_sandbox(UNSAFE if os.environ.get("COMPOSER_SANDBOX") == UNSAFE else "auto")
     except SandboxUnavailableError as error:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from composer_replication.languages.python.functions import Skipped
 from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.scratch import scratch_folder
@@ -23,21 +24,14 @@ from composer_replication.tasks.files import solved_tree, tree_files
 from composer_replication.tasks.held_out.checks import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
 from composer_replication.tasks.store import Task, write_task
-from composer_replication.types import Unscored, task_spec_from_json
+from composer_replication.types import TaskSpec, Unscored, from_json
 from composer_replication.types.errors import SandboxError, TaskError
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A Harbor task that did not become one of ours."""
-
-    name: str
-    """Its folder, relative to the one that was searched."""
-    reason: str
-
-
-def import_harbor(folder: Path, out: Path, *, sandbox: Sandbox, python: Path) -> tuple[list[Task], list[Refusal]]:
+def import_harbor(folder: Path, out: Path, *, sandbox: Sandbox, python: Path) -> tuple[list[Task], list[Skipped]]:
     """Import every Harbor task at or below `folder` (a folder with `task.toml` and `instruction.md`).
+
+    The others are returned too, each by its folder relative to `folder`, with the reason.
 
     Args:
         python: runs the tests here; it needs pytest and what the tasks' images would install.
@@ -51,12 +45,12 @@ def import_harbor(folder: Path, out: Path, *, sandbox: Sandbox, python: Path) ->
     if not found:
         raise TaskError(f"{folder} holds no Harbor task", fix="name a folder with task.toml and instruction.md, or one above")
     tasks: list[Task] = []
-    refused: list[Refusal] = []
+    refused: list[Skipped] = []
     for source in found:
         try:
             tasks.append(_import(source, out, sandbox, python))
         except NotExpressibleError as error:
-            refused.append(Refusal(str(source.relative_to(folder)), str(error)))
+            refused.append(Skipped(str(source.relative_to(folder)), str(error)))
     return tasks, refused
 
 
@@ -79,7 +73,7 @@ def _import(source: Path, out: Path, sandbox: Sandbox, python: Path) -> Task:
 def _own(source: Path, spec_file: Path) -> Expressed:
     """Read a task that was exported from here."""
     try:
-        spec = task_spec_from_json(json.loads(spec_file.read_text("utf-8")))
+        spec = from_json(TaskSpec, json.loads(spec_file.read_text("utf-8")))
     except (ValueError, KeyError, TypeError) as error:
         raise NotExpressibleError(f"tests/{SPEC_FILE} is not a task of this release ({error})") from error
     gold = source / "solution" / "files"

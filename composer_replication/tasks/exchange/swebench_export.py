@@ -60,7 +60,8 @@ def _row(task: Task, out: Path) -> dict[str, Any]:
     with scratch_folder() as scratch:
         tree = scratch / "tree"
         copy_tree(task.repo, tree)
-        tests = {path: (tree / path).read_bytes() for path in sorted({i.partition("::")[0] for i in _ids(task)})}
+        ids = (*task.spec.fail_to_pass, *task.spec.pass_to_pass)
+        tests = {path: (tree / path).read_bytes() for path in sorted({i.partition("::")[0] for i in ids})}
         for path in tests:
             (tree / path).unlink()
         _git(tree, "init", "--quiet", "--initial-branch=main")
@@ -84,10 +85,6 @@ def _row(task: Task, out: Path) -> dict[str, Any]:
         "PASS_TO_PASS": json.dumps(spec.pass_to_pass),
         "repository_bundle": bundle.relative_to(out).as_posix(),
     }
-
-
-def _ids(task: Task) -> tuple[str, ...]:
-    return (*task.spec.fail_to_pass, *task.spec.pass_to_pass)
 
 
 def _patch(tree: Path, files: Mapping[str, bytes]) -> str:

@@ -151,7 +151,7 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
         source = fetch_source(f"{url}@{instance.base_commit}", scratch / "solved")
         _apply(source.tree, instance.test_patch, f"the test patch of {instance.instance_id}")
         paths = _paths(instance)
-        before = {path: _content(source.tree / path) for path in paths}
+        before = {path: file.read_bytes() if (file := source.tree / path).is_file() else None for path in paths}
         _apply(source.tree, instance.patch, f"the patch of {instance.instance_id}")
         gone = [path for path in paths if not (source.tree / path).is_file()]
         if gone or not paths:
@@ -207,10 +207,6 @@ def _paths(instance: Instance) -> list[str]:
     """Return the paths the gold patch touches, including those it moves files from."""
     names = re.findall(r"^(?:\+\+\+ b|--- a)/(.+?)\t?$", instance.patch, flags=re.MULTILINE)
     return sorted(set(names))
-
-
-def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
 
 
 def _apply(tree: Path, patch: str, what: str) -> None:

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from composer_replication.languages.python.functions import Function, Skipped
 from composer_replication.sandbox.grading.pytest_run import CoverageByTest
 from composer_replication.tasks.features.difficulty import difficulty_of
+from composer_replication.tasks.report import BuildOptions
 
 _MOST_IN_COMMON = 0.8
 """Groups with a greater share of their functions in common (Jaccard) are the same exercise twice."""
@@ -35,20 +36,6 @@ class Candidate:
         return difficulty_of(self.functions, len(self.tests))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """The requested deletions."""
-
-    fewest: int = 1
-    most: int = 1
-    """Functions deleted together."""
-    whole_features: bool = False
-    """Every function that only the feature's tests reach, however many files it takes, instead of the closest few."""
-    easiest: float = 0.0
-    hardest: float = 1.0
-    """Bounds of the difficulty."""
-
-
 def covering_tests(function: Function, coverage: CoverageByTest, passing: Set[str]) -> frozenset[str]:
     """Return the tests among `passing` that execute a line of the function's body."""
     lines = coverage.get(function.path, {})
@@ -57,21 +44,21 @@ def covering_tests(function: Function, coverage: CoverageByTest, passing: Set[st
 
 
 def choose_candidates(
-    functions: Sequence[Function], coverage: CoverageByTest, passing: Set[str], *, wanted: Wanted | None = None, seed: int = 0
+    functions: Sequence[Function], coverage: CoverageByTest, passing: Set[str], *, options: BuildOptions | None = None
 ) -> tuple[list[Candidate], list[Skipped]]:
     """Return, for each covered function and each requested size, the function with those that belong to it.
 
     A function's group holds its helpers (functions whose covering tests are a subset of its own, in any file) and its siblings
     (functions of the same class or module that share covering tests); those closest in the call graph come first. Sizes
-    alternate and the order within a size is drawn with `seed`, so that any number of first candidates is a fair mix.
+    alternate and the order within a size is drawn with the seed, so that any number of first candidates is a fair mix.
     """
-    wanted = wanted or Wanted()
+    options = options or BuildOptions()
     covers = {function.key: covering_tests(function, coverage, passing) for function in functions}
     skipped = [Skipped(function.key, "no passing test runs its body") for function in functions if not covers[function.key]]
     covered = [function for function in functions if covers[function.key]]
-    rng = random.Random(seed)
+    rng = random.Random(options.seed)
     by_size: list[list[Candidate]] = []
-    sizes = _groups(covered, covers, wanted)
+    sizes = _groups(covered, covers, options)
     grouped = {member.key for groups in sizes for group in groups for member in group}
     skipped += [Skipped(f.key, "in no group of the size asked for (--size)") for f in covered if f.key not in grouped]
     for groups in sizes:
@@ -81,21 +68,21 @@ def choose_candidates(
         rng.shuffle(chosen)
         by_size.append(chosen)
     mixed = [candidate for row in zip_longest(*by_size) for candidate in row if candidate is not None]
-    return _without_repeats(mixed, wanted, skipped), skipped
+    return _without_repeats(mixed, options, skipped), skipped
 
 
 def _groups(
-    covered: Sequence[Function], covers: Mapping[str, frozenset[str]], wanted: Wanted
+    covered: Sequence[Function], covers: Mapping[str, frozenset[str]], options: BuildOptions
 ) -> list[list[tuple[Function, ...]]]:
     """Return distinct groups, one list for each size."""
     seen: set[frozenset[str]] = set()
-    sizes: dict[int, list[tuple[Function, ...]]] = {size: [] for size in range(wanted.fewest, wanted.most + 1)}
-    graph = _call_graph(covered)
+    sizes: dict[int, list[tuple[Function, ...]]] = {size: [] for size in range(options.min_group_size, options.group_size + 1)}
+    graph, whole_features = _call_graph(covered), options.mode == "feature"
     for function in covered:
-        alone = wanted.most == 1 and not wanted.whole_features
-        companions = [] if alone else _companions(function, covered, covers, graph, wanted)
-        found = range(wanted.fewest, min(wanted.most, len(companions) + 1) + 1)
-        for size in [len(companions) + 1] if wanted.whole_features else found:
+        alone = options.group_size == 1 and not whole_features
+        companions = [] if alone else _companions(function, covered, covers, graph, whole_features)
+        found = range(options.min_group_size, min(options.group_size, len(companions) + 1) + 1)
+        for size in [len(companions) + 1] if whole_features else found:
             group = (function, *companions[: size - 1])
             names = frozenset(member.key for member in group)
             if size in sizes and names not in seen:
@@ -109,7 +96,7 @@ def _companions(
     covered: Sequence[Function],
     covers: Mapping[str, frozenset[str]],
     graph: Mapping[str, Set[str]],
-    wanted: Wanted,
+    whole_features: bool,
 ) -> list[Function]:
     """Return helpers and, unless whole features are wanted, siblings of `feature`, closest first."""
     own = covers[feature.key]
@@ -120,7 +107,7 @@ def _companions(
         theirs = covers[other.key]
         sibling = other.path == feature.path and other.qualname.rpartition(".")[0] == scope
         helper = theirs <= own
-        if other is feature or not (helper or (sibling and theirs & own and not wanted.whole_features)):
+        if other is feature or not (helper or (sibling and theirs & own and not whole_features)):
             continue
         overlap = len(theirs & own) / len(theirs | own)
         ranked.append(((distance.get(other.key, len(covered)), not helper, not sibling, -overlap, other.key), other))
@@ -147,13 +134,13 @@ def _distances(start: str, graph: Mapping[str, Set[str]]) -> dict[str, int]:
     return found
 
 
-def _without_repeats(candidates: Sequence[Candidate], wanted: Wanted, skipped: list[Skipped]) -> list[Candidate]:
+def _without_repeats(candidates: Sequence[Candidate], options: BuildOptions, skipped: list[Skipped]) -> list[Candidate]:
     """Keep candidates of the wanted difficulty, and the first of groups with nearly the same functions; the others go to
     `skipped`."""
     kept: list[Candidate] = []
     holders: dict[str, list[int]] = {}
     for candidate in candidates:
-        if not wanted.easiest <= candidate.difficulty <= wanted.hardest:
+        if not options.min_difficulty <= candidate.difficulty <= options.max_difficulty:
             skipped.append(Skipped(candidate.key, "easier or harder than asked for"))
             continue
         size = len(candidate.functions)

@@ -28,7 +28,7 @@ _SHARE = 0.85
 _MAX_BYTES = 8 << 20
 _TOKEN = re.compile(r"\w+|[-+*/%<>=!&|^~@]+")
 _COMMENT = re.compile(r"#[^\n]*")
-_INSTALLED = """
+INSTALLED = """
 import importlib.util, json, os, sys
 root = os.getcwd()
 sys.path[:] = [p for p in sys.path if p and not os.path.abspath(p).startswith(root)]
@@ -42,7 +42,8 @@ for name in json.load(sys.stdin):
         found[name] = spec.origin or ", ".join(spec.submodule_search_locations or [])
 os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps(found).encode())
 """
-_VENDORED = """
+"""Finds packages that the interpreter can import from elsewhere than the tree."""
+VENDORED = """
 import json, os, sys
 names = json.load(sys.stdin)
 found = {}
@@ -56,6 +57,7 @@ for top in sys.path:
                     found.setdefault(name, place)
 os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps(found).encode())
 """
+"""Finds packages that an installed distribution vendors."""
 
 
 class LeakScanner:
@@ -91,25 +93,15 @@ class LeakScanner:
         return None
 
 
-def installed_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[str]) -> dict[str, str]:
-    """Find the project's packages that `python` can import from elsewhere than the tree, and from where.
+def copies_of(program: str, sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[str]) -> dict[str, str]:
+    """Find copies of the project's packages outside of its tree, and where they are.
+
+    Args:
+        program: `INSTALLED` or `VENDORED`, which `python` runs.
 
     Raises:
         SandboxError: the sandbox broke or did not answer.
     """
-    return _found(_INSTALLED, sandbox, python, tree, imports)
-
-
-def vendored_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[str]) -> dict[str, str]:
-    """Find the project's packages that a distribution installed for `python` vendors, and where.
-
-    Raises:
-        SandboxError: the sandbox broke or did not answer.
-    """
-    return _found(_VENDORED, sandbox, python, tree, imports)
-
-
-def _found(program: str, sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[str]) -> dict[str, str]:
     command = Command(argv=(str(python), "-I", "-B", "-c", program), python=python, stdin=json.dumps(imports).encode())
     result = sandbox.run(Tree(base=tree), command)
     try:

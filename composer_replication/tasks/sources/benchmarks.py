@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,7 @@ class Benchmarks:
         """Return the instance whose patch holds one of these bodies, or None. Bodies too short to be distinctive are ignored."""
         for body in bodies:
             wanted = body_shingles(body.decode(errors="replace"))
-            found: dict[str, int] = {}
-            for shingle in wanted:
-                for instance in self._holders.get(shingle, ()):
-                    found[instance] = found.get(instance, 0) + 1
+            found = Counter(instance for shingle in wanted for instance in self._holders.get(shingle, ()))
             instance, count = max(found.items(), key=lambda item: (item[1], item[0]), default=("", 0))
             if wanted and count >= _SHARE * len(wanted):
                 return instance

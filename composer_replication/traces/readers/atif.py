@@ -14,12 +14,11 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from composer_replication.traces.outcome import inferred_result
-from composer_replication.traces.reader import Item
+from composer_replication.traces.reader import FileReader, Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, native_call, spoken, tool_message
+from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call, spoken, tool_message
 from composer_replication.traces.schema import AtifCall, AtifResult, AtifStep, AtifTrace, check
-from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, holds
-from composer_replication.traces.states import INCOMPLETE
+from composer_replication.traces.source import Dropped, Problem, UnreadableError, document
 from composer_replication.traces.store import context_from
 from composer_replication.types import Message, ToolCall, ToolResult, reward_from_json
 from composer_replication.types.transcript import Trace
@@ -30,25 +29,17 @@ COPIED = "copied context: kept as context, not as turns"
 NO_MODEL = "steps without a model call: kept as context, not as turns"
 
 
-class AtifReader:
-    """One trajectory per file, with its embedded subagents."""
-
-    name = "atif"
-
-    def sniff(self, path: Path) -> bool:
-        return holds(path, _is_atif)
-
-    def read(self, path: Path) -> Iterator[Item]:
-        try:
-            value = document(path)
-        except UnreadableError as error:
-            yield Problem(path, str(error))
-            return
-        for record in value if isinstance(value, list) else [value]:
-            if isinstance(record, dict) and _is_atif(record):
-                yield from trace_from_atif(record, path)
-            else:
-                yield Problem(path, "not an ATIF trajectory of version 1")
+def _read(path: Path) -> Iterator[Item]:
+    try:
+        value = document(path)
+    except UnreadableError as error:
+        yield Problem(path, str(error))
+        return
+    for record in value if isinstance(value, list) else [value]:
+        if isinstance(record, dict) and _is_atif(record):
+            yield from trace_from_atif(record, path)
+        else:
+            yield Problem(path, "not an ATIF trajectory of version 1")
 
 
 def _is_atif(record: Mapping[str, Any]) -> bool:
@@ -219,4 +210,4 @@ def _details(step: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-READER = AtifReader()
+READER = FileReader("atif", _is_atif, _read)

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.traces.outcome import inferred_result
-from composer_replication.traces.reader import Item
+from composer_replication.traces.reader import FileReader, Item
 from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, native_call
-from composer_replication.traces.source import Dropped, Problem, holds, objects
-from composer_replication.traces.states import INCOMPLETE
+from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call
+from composer_replication.traces.source import Dropped, Problem, objects
 from composer_replication.types import Message
 from composer_replication.types.transcript import Trace
 
@@ -38,35 +37,27 @@ SHARED = "turns that a branch shares with the main line: kept as its context"
 _TYPES = {"user", "assistant", "system", "summary", "attachment", "progress", "file-history-snapshot", "queue-operation"}
 
 
-class ClaudeCodeReader:
-    """One `.jsonl` file per session."""
-
-    name = "claude-code"
-
-    def sniff(self, path: Path) -> bool:
-        return holds(path, lambda line: string(line, "type") in _TYPES and not line.keys().isdisjoint(("sessionId", "leafUuid")))
-
-    def read(self, path: Path) -> Iterator[Item]:
-        session = _ClaudeSession()
-        for item in objects(path):
-            if isinstance(item, Problem):
-                yield item
-                session.lose()
-            else:
-                session.add(item[1])
-        leaves = session.leaves()
-        done: set[int] = set()
-        for place, leaf in enumerate(reversed(leaves)):
-            way, circle = session.way(leaf)
-            if circle:
-                yield Problem(path, "parentUuid runs in a circle; what leads into it is left out")
-            yield _trace(path, session, way, place, done)
-        if not leaves and not session.dropped[SIDE_CHAIN]:
-            yield Problem(path, "a session without an answer of the model")
-        session.dropped[UNANSWERED] += sum(
-            1 for unit in session.units if unit.role == "user" and not unit.results and unit.number not in session.walked
-        )
-        yield from (Dropped(path, reason, count) for reason, count in session.dropped.items() if count)
+def _read(path: Path) -> Iterator[Item]:
+    session = _ClaudeSession()
+    for item in objects(path):
+        if isinstance(item, Problem):
+            yield item
+            session.lose()
+        else:
+            session.add(item[1])
+    leaves = session.leaves()
+    done: set[int] = set()
+    for place, leaf in enumerate(reversed(leaves)):
+        way, circle = session.way(leaf)
+        if circle:
+            yield Problem(path, "parentUuid runs in a circle; what leads into it is left out")
+        yield _trace(path, session, way, place, done)
+    if not leaves and not session.dropped[SIDE_CHAIN]:
+        yield Problem(path, "a session without an answer of the model")
+    session.dropped[UNANSWERED] += sum(
+        1 for unit in session.units if unit.role == "user" and not unit.results and unit.number not in session.walked
+    )
+    yield from (Dropped(path, reason, count) for reason, count in session.dropped.items() if count)
 
 
 @dataclass(slots=True)
@@ -310,4 +301,6 @@ def _answer(recorder: ConversationRecorder, unit: _Unit, missing: str, *, new: b
     recorder.answer("\n".join(texts), calls, reasoning="\n".join(filter(None, thoughts)), details=details, counted=new)
 
 
-READER = ClaudeCodeReader()
+READER = FileReader(
+    "claude-code", lambda line: string(line, "type") in _TYPES and not line.keys().isdisjoint(("sessionId", "leafUuid")), _read
+)

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.traces.outcome import inferred_result
-from composer_replication.traces.reader import Item
+from composer_replication.traces.reader import FileReader, Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, native_call, spoken, tool_message
-from composer_replication.traces.source import Dropped, Problem, UnreadableError, holds, objects, parse
-from composer_replication.traces.states import INCOMPLETE
+from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call, spoken, tool_message
+from composer_replication.traces.source import Dropped, Problem, UnreadableError, objects, parse
 from composer_replication.types import Message, ToolCall, ToolResult
 
 _TYPES = {"session_meta", "response_item", "turn_context", "event_msg", "compacted"}
@@ -30,40 +29,32 @@ SUMMARY = "answers to the program's own request for a summary"
 UNKNOWN = "items of a type that is not known"
 
 
-class CodexReader:
-    """One `rollout-*.jsonl` file per session."""
-
-    name = "codex"
-
-    def sniff(self, path: Path) -> bool:
-        return holds(path, lambda line: string(line, "type") in _TYPES and isinstance(line.get("payload"), dict))
-
-    def read(self, path: Path) -> Iterator[Item]:
-        player = _CodexPlayer()
-        for item in objects(path):
-            if isinstance(item, Problem):
-                yield item
-                player.lose("a line that cannot be read")
-            else:
-                player.line(item[1])
-        player.close()
-        yield from (Dropped(path, reason, count) for reason, count in player.dropped.items())
-        if not player.recorder.turns():
-            yield Problem(path, "a session without an answer of the model")
-            return
-        meta = player.meta
-        version = string(meta, "cli_version")
-        yield player.recorder.trace(
-            string(meta, "id") or path.stem,
-            self.name,
-            agent=f"codex {version}".strip(),
-            model=player.model,
-            details=present(
-                cwd=string(meta, "cwd"), git=section(meta, "git"), originator=string(meta, "originator"),
-                base_instructions=string(meta, "base_instructions", "text") or string(meta, "base_instructions"),
-                provider=string(meta, "model_provider"), forked_from=string(meta, "forked_from_id"),
-            ),
-        )  # fmt: skip
+def _read(path: Path) -> Iterator[Item]:
+    player = _CodexPlayer()
+    for item in objects(path):
+        if isinstance(item, Problem):
+            yield item
+            player.lose("a line that cannot be read")
+        else:
+            player.line(item[1])
+    player.close()
+    yield from (Dropped(path, reason, count) for reason, count in player.dropped.items())
+    if not player.recorder.turns():
+        yield Problem(path, "a session without an answer of the model")
+        return
+    meta = player.meta
+    version = string(meta, "cli_version")
+    yield player.recorder.trace(
+        string(meta, "id") or path.stem,
+        READER.name,
+        agent=f"codex {version}".strip(),
+        model=player.model,
+        details=present(
+            cwd=string(meta, "cwd"), git=section(meta, "git"), originator=string(meta, "originator"),
+            base_instructions=string(meta, "base_instructions", "text") or string(meta, "base_instructions"),
+            provider=string(meta, "model_provider"), forked_from=string(meta, "forked_from_id"),
+        ),
+    )  # fmt: skip
 
 
 class _CodexPlayer:
@@ -215,4 +206,4 @@ def _exit_code(text: str) -> int | None:
     return None if code is None else int(code)
 
 
-READER = CodexReader()
+READER = FileReader("codex", lambda line: string(line, "type") in _TYPES and isinstance(line.get("payload"), dict), _read)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.traces.outcome import inferred_result
-from composer_replication.traces.reader import Item
+from composer_replication.traces.reader import FileReader, Item
 from composer_replication.traces.readers.fields import native_calls, number, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, native_call
-from composer_replication.traces.source import Problem, UnreadableError, document, holds
-from composer_replication.traces.states import INCOMPLETE, TEXT_ACTIONS
+from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call
+from composer_replication.traces.source import Problem, UnreadableError, document
+from composer_replication.traces.states import TEXT_ACTIONS
 from composer_replication.types import Message, ToolSchema
 from composer_replication.types.transcript import Trace
 
@@ -32,33 +32,25 @@ BASH: ToolSchema = {
 """The one tool that mini-swe-agent offers; its logs do not repeat it."""
 
 
-class MiniSweAgentReader:
-    """One `.traj.json` file per session."""
-
-    name = "mini-swe-agent"
-
-    def sniff(self, path: Path) -> bool:
-        return holds(path, lambda record: string(record, "trajectory_format").startswith("mini-swe-agent"))
-
-    def read(self, path: Path) -> Iterator[Item]:
-        try:
-            record = document(path)
-        except UnreadableError as error:
-            yield Problem(path, str(error))
-            return
-        if not isinstance(record, dict) or not isinstance(record.get("messages"), list):
-            yield Problem(path, "no list of messages")
-            return
-        player = _MiniSweAgentPlayer()
-        for place, message in enumerate(record["messages"]):
-            problem = player.play(message) if isinstance(message, dict) else "not an object"
-            if problem:
-                yield Problem(path, f"message {place}: {problem}; what comes before it is kept")
-                break
-        if player.recorder.turns():
-            yield _trace(path, record, player)
-        else:
-            yield Problem(path, "a session without an answer of the model")
+def _read(path: Path) -> Iterator[Item]:
+    try:
+        record = document(path)
+    except UnreadableError as error:
+        yield Problem(path, str(error))
+        return
+    if not isinstance(record, dict) or not isinstance(record.get("messages"), list):
+        yield Problem(path, "no list of messages")
+        return
+    player = _MiniSweAgentPlayer()
+    for place, message in enumerate(record["messages"]):
+        problem = player.play(message) if isinstance(message, dict) else "not an object"
+        if problem:
+            yield Problem(path, f"message {place}: {problem}; what comes before it is kept")
+            break
+    if player.recorder.turns():
+        yield _trace(path, record, player)
+    else:
+        yield Problem(path, "a session without an answer of the model")
 
 
 def _trace(path: Path, record: Mapping[str, Any], player: _MiniSweAgentPlayer) -> Trace:
@@ -183,4 +175,4 @@ class _MiniSweAgentPlayer:
         self.recorder.result(result, spoken)
 
 
-READER = MiniSweAgentReader()
+READER = FileReader("mini-swe-agent", lambda record: string(record, "trajectory_format").startswith("mini-swe-agent"), _read)

@@ -14,11 +14,10 @@ from typing import Any
 
 from composer_replication.tokens.tool_calls import load_json
 from composer_replication.traces.outcome import inferred_result
-from composer_replication.traces.reader import Item
+from composer_replication.traces.reader import FileReader, Item
 from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, native_call
-from composer_replication.traces.source import Problem, documents, holds
-from composer_replication.traces.states import INCOMPLETE
+from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call
+from composer_replication.traces.source import Problem, documents
 from composer_replication.types import Message
 from composer_replication.types.transcript import Trace
 
@@ -36,32 +35,24 @@ _VERDICTS = ("resolved", "target", "success")
 _PATCHES = ("patch", "model_patch", "generated_patch")
 
 
-class OpenAIChatReader:
-    """JSON lines, or a list in one file, of chat conversations."""
-
-    name = "openai-chat"
-
-    def sniff(self, path: Path) -> bool:
-        return holds(path, lambda record: _messages(record) is not None)
-
-    def read(self, path: Path) -> Iterator[Item]:
-        for item in documents(path):
-            if isinstance(item, Problem):
-                yield item
-                continue
-            number, record = item
-            messages = _messages(record)
-            if messages is None:
-                yield Problem(path, "no list of messages", number)
-                continue
-            recorder = ConversationRecorder()
-            problem = play_messages(recorder, messages)
-            if problem:
-                yield Problem(path, problem, number)
-            elif not recorder.turns():
-                yield Problem(path, "a conversation without an answer of the assistant", number)
-            else:
-                yield _trace(path, number, record, recorder)
+def _read(path: Path) -> Iterator[Item]:
+    for item in documents(path):
+        if isinstance(item, Problem):
+            yield item
+            continue
+        number, record = item
+        messages = _messages(record)
+        if messages is None:
+            yield Problem(path, "no list of messages", number)
+            continue
+        recorder = ConversationRecorder()
+        problem = play_messages(recorder, messages)
+        if problem:
+            yield Problem(path, problem, number)
+        elif not recorder.turns():
+            yield Problem(path, "a conversation without an answer of the assistant", number)
+        else:
+            yield _trace(path, number, record, recorder)
 
 
 def _messages(record: Mapping[str, Any]) -> list[Any] | None:
@@ -147,4 +138,4 @@ def _calls(message: Mapping[str, Any], place: int) -> Iterator[tuple[str, str, A
         seen.add(call_id)
 
 
-READER = OpenAIChatReader()
+READER = FileReader("openai-chat", lambda record: _messages(record) is not None, _read)

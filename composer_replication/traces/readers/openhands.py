@@ -20,9 +20,8 @@ from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import native_calls, number, objects_in, present, section, string, text_of
 from composer_replication.traces.readers.openai_chat import play_messages
-from composer_replication.traces.recorder import ConversationRecorder, native_call, spoken, tool_message
+from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call, spoken, tool_message
 from composer_replication.traces.source import Problem, UnreadableError, document, holds
-from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message, ToolCall, ToolResult
 from composer_replication.types.transcript import Trace
 

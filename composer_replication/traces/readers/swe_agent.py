@@ -11,39 +11,31 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.traces.outcome import inferred_result
-from composer_replication.traces.reader import Item
+from composer_replication.traces.reader import FileReader, Item
 from composer_replication.traces.readers.fields import native_calls, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, native_call, spoken
-from composer_replication.traces.source import Problem, UnreadableError, document, holds
-from composer_replication.traces.states import INCOMPLETE, TEXT_ACTIONS
+from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call, spoken
+from composer_replication.traces.source import Problem, UnreadableError, document
+from composer_replication.traces.states import TEXT_ACTIONS
 from composer_replication.types import Message
 from composer_replication.types.transcript import Trace
 
 NO_QUERY = "the log has no query of this step"
 
 
-class SweAgentReader:
-    """One `.traj` file per session."""
-
-    name = "swe-agent"
-
-    def sniff(self, path: Path) -> bool:
-        return holds(path, lambda record: _steps(record) is not None)
-
-    def read(self, path: Path) -> Iterator[Item]:
-        try:
-            record = document(path)
-        except UnreadableError as error:
-            yield Problem(path, str(error))
-            return
-        steps = _steps(record) if isinstance(record, dict) else None
-        if steps is None:
-            yield Problem(path, "no list of steps with an action and an observation")
-            return
-        player = _SweAgentPlayer(objects_in(record.get("history")))
-        for place, step in enumerate(steps):
-            player.step(step, steps[place + 1] if place + 1 < len(steps) else {})
-        yield _trace(path, record, player)
+def _read(path: Path) -> Iterator[Item]:
+    try:
+        record = document(path)
+    except UnreadableError as error:
+        yield Problem(path, str(error))
+        return
+    steps = _steps(record) if isinstance(record, dict) else None
+    if steps is None:
+        yield Problem(path, "no list of steps with an action and an observation")
+        return
+    player = _SweAgentPlayer(objects_in(record.get("history")))
+    for place, step in enumerate(steps):
+        player.step(step, steps[place + 1] if place + 1 < len(steps) else {})
+    yield _trace(path, record, player)
 
 
 def _steps(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -157,4 +149,4 @@ def _messages(history: list[dict[str, Any]]) -> Iterator[Message]:
             yield Message(role="system" if role == "system" else "user", content=text)
 
 
-READER = SweAgentReader()
+READER = FileReader("swe-agent", lambda record: _steps(record) is not None, _read)
