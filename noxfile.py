@@ -264,14 +264,6 @@ def serverless_sky(session: nox.Session) -> None:
     _test_extras(session, "sky", "serverless_sky")
 
 
-@nox.session(default=False)
-def toploc(session: nox.Session) -> None:
-    """Proofs of forward passes by toploc, built for this PyTorch (minutes; needs a C++ compiler)."""
-    build = ["--no-build-isolation", "--no-deps", "--no-binary", "toploc", "toploc==0.1.6"]
-    _install(session, "dev", needs=["setuptools"], then=build)
-    session.run("python", "-m", "pytest", "tests_substrates/toploc", *session.posargs)
-
-
 @nox.session(name="bench-mesh", default=False)
 def bench_mesh(session: nox.Session) -> None:
     """Trajectories per minute, asynchronous beside synchronous, and the time to recover of each role."""

@@ -7,10 +7,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
+from composer_replication.diloco.store import Store
 from composer_replication.diloco.wire import Count, DamagedError, parsed
 from composer_replication.weights.layout import Shard, StateLayout
 
@@ -21,22 +22,6 @@ OBJECT_KEY = re.compile(rf"{OBJECTS}/([0-9]{{10,18}})/[0-9]{{5,9}}-(?:full|patch
 WANT_KEY = re.compile(rf"{WANTS}/[0-9]{{5,9}}")
 _MARK = "composer weights 1"
 _Sha256: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-class VersionSource(Protocol):
-    """A source of versions: the store, or a relay."""
-
-    def get(self, key: str) -> bytes | None:
-        """Return the whole object; None where there is none."""
-
-    def list(self, prefix: str = "") -> list[str]:
-        """Return the keys under a folder, sorted."""
-
-    def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless there is one."""
-
-    def where(self, key: str) -> str:
-        """Return the whole address of an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +97,9 @@ class Manifest:
 _MANIFEST = TypeAdapter(Manifest)
 
 
-def versions(source: VersionSource) -> list[int]:
+def versions(store: Store) -> list[int]:
     """Return the available versions, ascending."""
-    found = [MANIFEST_KEY.fullmatch(key) for key in source.list(MANIFESTS)]
+    found = [MANIFEST_KEY.fullmatch(key) for key in store.list(MANIFESTS)]
     return sorted(int(key[1]) for key in found if key is not None)
 
 

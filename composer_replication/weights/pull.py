@@ -18,6 +18,7 @@ from torch import Tensor
 
 from composer_replication.diloco.codecs.patch import apply_patch
 from composer_replication.diloco.codecs.raw import to_bytes, to_tensor
+from composer_replication.diloco.store import Store
 from composer_replication.diloco.wire import DamagedError, reread
 from composer_replication.types.errors import ConfigError, ObjectStoreError, StorageError
 from composer_replication.weights.layout import content_of, read_full, unflatten
@@ -27,7 +28,6 @@ from composer_replication.weights.manifest import (
     Object,
     PatchStep,
     ShardEntry,
-    VersionSource,
     manifest_key,
     read_manifest,
     versions,
@@ -90,7 +90,7 @@ class WeightPuller:
     the SHA-256 of the trainer's values after it was patched. A shard that cannot be patched is taken from its newest whole copy.
 
     Args:
-        source: the publisher's store, or a `Relay` client.
+        store: the publisher's.
         run: take versions of this run only; empty takes any.
         cache: a folder to keep the shards in, so that a new process downloads only what has changed since; none keeps nothing.
             Other files in it are left alone.
@@ -100,10 +100,10 @@ class WeightPuller:
         StorageError: the folder cannot be made.
     """
 
-    def __init__(self, source: VersionSource, *, run: str = "", cache: Path | None = None, threads: int = 4) -> None:
+    def __init__(self, store: Store, *, run: str = "", cache: Path | None = None, threads: int = 4) -> None:
         if threads < 1:
             raise ConfigError(f"threads is {threads}", fix="fetch one shard at a time or more")
-        self._source = source
+        self._store = store
         self._run = run
         self._cache = cache
         self._threads = threads
@@ -119,7 +119,7 @@ class WeightPuller:
 
     def newest(self) -> int | None:
         """Return the newest version that was published; None before the first."""
-        return max(versions(self._source), default=None)
+        return max(versions(self._store), default=None)
 
     def pull(self) -> Pulled:
         """Return the newest complete version; never an older one than before.
@@ -134,9 +134,9 @@ class WeightPuller:
         problems: list[str] = []
         tried: set[int] = set()
         while True:
-            there = versions(self._source)
+            there = versions(self._store)
             if not there:
-                raise ObjectStoreError(f"{self._source.where('')} has no weights yet", fix="wait for the first: wait_for(0)")
+                raise ObjectStoreError(f"{self._store.where('')} has no weights yet", fix="wait for the first: wait_for(0)")
             floor = -1 if self.held is None else self.held.version
             left = [version for version in there if version > floor and version not in tried]
             if not left:
@@ -148,32 +148,12 @@ class WeightPuller:
                 problems.append(f"version {left[-1]}: {error}")
         if self.held is None:
             raise ObjectStoreError(
-                f"{self._source.where('')} has no complete version: {problems[0]}",
+                f"{self._store.where('')} has no complete version: {problems[0]}",
                 fix="publish once more: the next version brings whole copies of what is damaged",
             )
         old = self.held
         self.held = Pulled(old.version, old.state, old.facts, max(there[-1], old.version), problems=tuple(problems))
         return self.held
-
-    def fresh(self, max_staleness: int) -> Pulled:
-        """Return the held version while it is at most `max_staleness` versions behind, or else the newest.
-
-        Raises:
-            ObjectStoreError: the newest version that is whole is more than that behind; or as `pull`.
-        """
-        newest = self.newest()
-        if self.held is not None and newest is not None and newest - self.held.version <= max_staleness:
-            old = self.held
-            self.held = Pulled(old.version, old.state, old.facts, max(newest, old.version))
-            return self.held
-        found = self.pull()
-        if found.behind > max_staleness:
-            raise ObjectStoreError(
-                f"version {found.version} is {found.behind} behind the newest, and at most {max_staleness} are allowed:"
-                f" {'; '.join(found.problems)}",
-                fix="publish once more: the next version brings whole copies of what is damaged",
-            )
-        return found
 
     def wait_for(self, version: int, *, timeout_s: float = 1800.0) -> Pulled:
         """Return this version or a newer one, as soon as one is there and complete.
@@ -191,10 +171,10 @@ class WeightPuller:
                     return found
                 if found.problems != told:
                     told = found.problems
-                    _log.warning("%s is damaged, and a newer version is waited for: %s", self._source.where(""), "; ".join(told))
+                    _log.warning("%s is damaged, and a newer version is waited for: %s", self._store.where(""), "; ".join(told))
             if time.monotonic() + pause > end:
                 raise ObjectStoreError(
-                    f"version {version} did not come to {self._source.where('')} within {timeout_s:g} s:"
+                    f"version {version} did not come to {self._store.where('')} within {timeout_s:g} s:"
                     f" the newest is {'none' if newest is None else newest}",
                     fix="see whether the trainer publishes there",
                 )
@@ -209,9 +189,9 @@ class WeightPuller:
         found = self.shards(manifest, tallies)
         failed = {index: one for index, one in enumerate(found) if isinstance(one, DamagedError)}
         if failed:
-            if version in versions(self._source):  # or it was removed while it was read
+            if version in versions(self._store):  # or it was removed while it was read
                 for index in failed:
-                    self._source.create(f"{WANTS}/{index:05d}", b"")
+                    self._store.create(f"{WANTS}/{index:05d}", b"")
             raise DamagedError("; ".join(f"shard {index}: {error}" for index, error in failed.items()))
         flats = [one for one in found if isinstance(one, Tensor)]
         self._flats = {entry.content: flat for entry, flat in zip(manifest.entries, flats, strict=True)}
@@ -238,10 +218,10 @@ class WeightPuller:
             ConfigError: it is another run's.
             DamagedError: it is not there or not whole.
         """
-        manifest = reread(lambda: read_manifest(self._source.get(manifest_key(version)), version))
+        manifest = reread(lambda: read_manifest(self._store.get(manifest_key(version)), version))
         if self._run and manifest.run != self._run:
             raise ConfigError(
-                f"{self._source.where('')} has weights of the run {manifest.run!r}, and {self._run!r} was asked for",
+                f"{self._store.where('')} has weights of the run {manifest.run!r}, and {self._run!r} was asked for",
                 fix="name the folder of that run",
             )
         return manifest
@@ -293,7 +273,7 @@ class WeightPuller:
         """Return the bytes of an object, as they were uploaded. Raises DamagedError."""
 
         def read() -> bytes:
-            data = self._source.get(wanted.key)
+            data = self._store.get(wanted.key)
             if data is None:
                 raise DamagedError(f"{wanted.key} is missing")
             tally.bytes_down += len(data)

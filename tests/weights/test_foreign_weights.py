@@ -10,10 +10,9 @@ import torch
 from weight_states import assert_same, model, moved
 
 from composer_replication.diloco import open_store
-from composer_replication.types.errors import ConfigError, ObjectStoreError
+from composer_replication.types.errors import ConfigError
 from composer_replication.weights import WeightPublisher, WeightPuller
 from composer_replication.weights.manifest import versions
-from composer_replication.weights.relay import Relay, RelayClient
 
 STRAYS = (
     *("manifests/.DS_Store", "manifests/²", "manifests/7", "manifests/0000000009/x", "wants/.DS_Store"),
@@ -178,14 +177,6 @@ def test_a_version_of_more_digits_is_still_a_version(store):
     publisher.publish(moved(model()))
     assert_same(WeightPuller(store).pull().state, moved(model()))
     assert versions(store) == [1_700_000_000_000, 1_700_000_000_001]
-
-
-@pytest.mark.parametrize("answer", [[1], ["manifests/0000000000", None]])
-def test_a_relay_that_lists_what_is_no_key_is_told(store, monkeypatch, answer):
-    with Relay(store) as relay:
-        monkeypatch.setattr(relay.source, "list", lambda prefix: answer)
-        with pytest.raises(ObjectStoreError, match=r"manifests is not a relay's answer\n.*fix: correct the address"):
-            WeightPuller(RelayClient(relay.url)).pull()
 
 
 def test_a_text_that_is_no_unicode_is_refused_where_it_comes_from(store):
