@@ -173,7 +173,7 @@ def test_a_rollout_whose_sandbox_failed_is_in_no_mean(hinting):
     source, seen = hinting.signals, {}
 
     def fails(trainer, inputs, outputs):
-        trainer.environments[1]._report = None
+        trainer.environments[1].report = None
         seen["own"], seen["out"] = outputs["advantages"].clone(), outputs
         seen["found"] = source(trainer, inputs, outputs)
         return seen["found"]

@@ -59,7 +59,7 @@ def test_the_student_is_read_once(case, tmp_path, monkeypatch):
     hints_only = LossConfig(rlvr=LOSS.rlvr, hint=LOSS.hint, replay=ReplayConfig(weight=0.0))
     trainer, look = fixed.make_trainer(case, tmp_path / "shared", channels=hints_only)
     assert count(trainer)[0] == 1
-    monkeypatch.setattr(composer_trainer, "_overheard", lambda model, wanted: _nothing())
+    monkeypatch.setattr(composer_trainer, "overheard", lambda model: _nothing())
     trainer, again = fixed.make_trainer(case, tmp_path / "again", channels=hints_only)
     assert count(trainer)[0] == 2
     assert relative_error(again.found, look.found) < CLOSE
