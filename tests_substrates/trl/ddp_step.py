@@ -28,4 +28,6 @@ if taid:
     torch.save({"clock": trainer.taid.state_dict(), **trainer.channel_metrics}, out / f"clock_{rank}.pt")
 elif rank == 0:
     torch.save({"gradient": look.found, "logs": look.logs}, out / "found.pt")
-trainer.accelerator.end_training()  # a process that leaves its group to the interpreter's end may be aborted there
+trainer.accelerator.end_training()
+sys.stdout.flush()
+os._exit(0)  # at the interpreter's end gloo's threads may abort the process: "terminate called without an active exception"
