@@ -28,24 +28,23 @@ STARTED = pytest.StashKey[float]()
 
 
 def cpu_s(config: pytest.Config) -> float:
-    """CPU-seconds of this process and all it has started, without those of session fixtures.
-
-    A box's time is counted while the launcher that started it still lives.
-    """
-    return sum(os.times()[:4]) + living_cpu_s(os.getpid()) - config.stash.get(SHARED, 0.0)
+    """CPU-seconds of this process and of what it has started, without those of session fixtures."""
+    return sum(os.times()[:4]) + living_children_cpu_s() - config.stash.get(SHARED, 0.0)
 
 
-def living_cpu_s(pid: int) -> float:
-    """CPU-seconds of the living descendants of a process and of their ended children, where Linux's /proc tells."""
-    total = 0.0
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            for child in children.read_text().split():
-                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-                total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + living_cpu_s(int(child))
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has just ended
-    return total
+def living_children_cpu_s() -> float:
+    """CPU-seconds of the living children, such as a launcher of boxes, and of their ended ones, where Linux's /proc tells."""
+    children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in content(path).split()]
+    stats = [content(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split() for pid in children]
+    return sum(int(ticks) for fields in stats for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+
+
+def content(path: Path) -> str:
+    """What /proc says of a thread or process; empty when that has just ended."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 class SessionFixtures:
@@ -55,10 +54,11 @@ class SessionFixtures:
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
+        if fixturedef.scope != "session":
+            return (yield)
         before = cpu_s(request.config)
         made = yield
-        if fixturedef.scope == "session":
-            request.config.stash[SHARED] = request.config.stash.get(SHARED, 0.0) + cpu_s(request.config) - before
+        request.config.stash[SHARED] = request.config.stash.get(SHARED, 0.0) + cpu_s(request.config) - before
         return made
 
 
