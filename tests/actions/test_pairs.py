@@ -69,6 +69,7 @@ def test_order_changes_nothing(row):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_labels_are_what_happens():
     """Every command runs again, every edit is made again."""
     done = subprocess.run(

@@ -48,6 +48,7 @@ def test_doing_nothing_is_not_rewarded(task, sandbox):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_most_attacks_win_against_an_exit_status(task, sandbox):
     """Otherwise it would prove nothing that they lose here."""
     won = []

@@ -28,6 +28,7 @@ def untouched(folder: Path) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_both_arms_from_nothing_and_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,14 +20,16 @@ RECIPE = "process:\n  - special_characters_filter: {text_key: chosen, max_ratio:
 ON = ("--loss.replay.normalize.enabled", "true", "--loss.replay.normalize.recipe", "agents.yaml")
 
 
-def trained_on(run_file: Path, name: str, *words: str) -> tuple[list[str], list[str], str]:
-    """The chosen actions of the pairs, the ids of those that steps read, and the output."""
-    first: list[str] = []
+def trained_on(run_file: Path, name: str, spoiled: list[str], *words: str) -> tuple[list[str], list[str], str]:
+    """The chosen actions of the pairs, the ids of those that steps read, and the output.
+
+    Answers about the state in `spoiled` are bad; an empty list gets the state that is asked about first.
+    """
 
     def say(body: dict[str, Any], _number: int) -> Reply:
         state = json.dumps(body["messages"])
-        first[:] = first or [state]
-        return Reply(calls=[("search", {"pattern": MARKS if state == first[0] else "cargo"})])
+        spoiled[:] = spoiled or [state]
+        return Reply(calls=[("search", {"pattern": MARKS if state == spoiled[0] else "cargo"})])
 
     with TeacherServer(say) as server:
         name_teachers(run_file, server.base_url)
@@ -41,8 +43,9 @@ def trained_on(run_file: Path, name: str, *words: str) -> tuple[list[str], list[
 @pytest.mark.slow
 def test_a_bad_pair_is_dropped_that_is_trained_on_otherwise(run_file: Path) -> None:
     (run_file.parent / "agents.yaml").write_text(RECIPE)
-    before, ids, plain = trained_on(run_file, "plain")
-    after, kept, output = trained_on(run_file, "normalized", *ON)
+    spoiled: list[str] = []
+    before, ids, plain = trained_on(run_file, "plain", spoiled)
+    after, kept, output = trained_on(run_file, "normalized", spoiled, *ON)
     bad = [place for place, action in enumerate(before) if MARKS in action]
     assert len(bad) == 1
     assert after == [action for action in before if MARKS not in action] != []
