@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
-# four workers on any machine: half of what a test does is to wait for a box, a server or a process that it has killed
+# four workers: tests wait for boxes and servers, and two workers leave a fifth of two cores idle
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 ROOMS := $(sort $(foreach file,$(wildcard tests/*/test_*.py),$(word 2,$(subst /, ,$(file)))))

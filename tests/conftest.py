@@ -40,7 +40,7 @@ def living_children_cpu_s() -> float:
 
 
 def content(path: Path) -> str:
-    """What /proc says of a thread or process; empty when that has just ended."""
+    """Return the text of a file in /proc; empty when its thread or process has just ended."""
     try:
         return path.read_text()
     except (FileNotFoundError, ProcessLookupError):

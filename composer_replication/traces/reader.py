@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from composer_replication.traces.source import Dropped, Problem, holds
+from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, holds
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace
 
@@ -58,6 +58,20 @@ class FileReader:
 
     def sniff(self, path: Path, /) -> bool:
         return holds(path, self.knows)
+
+
+def of_document(convert: Callable[[Any, Path], Iterator[Item]]) -> Callable[[Path], Iterator[Item]]:
+    """Return the `read` of a format whose files are one JSON document each: parse it, then `convert` the value."""
+
+    def read(path: Path) -> Iterator[Item]:
+        try:
+            value = document(path)
+        except UnreadableError as error:
+            yield Problem(path, str(error))
+            return
+        yield from convert(value, path)
+
+    return read
 
 
 @cache

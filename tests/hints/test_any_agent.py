@@ -276,7 +276,7 @@ def test_plugins_are_found_by_entry_point(monkeypatch):
         Point.name = "timeout_"
         Point.load = lambda self: 7
         all_detectors.cache_clear()
-        with pytest.raises(ConfigError, match="or no detector"):
+        with pytest.raises(ConfigError, match="or no method detect"):
             all_detectors()
     finally:
         all_detectors.cache_clear()

@@ -1,4 +1,4 @@
-"""What is known of a replica outside it: its handle and its state."""
+"""Facts about a replica that others know: its handle and its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which detectors there are: those of the house and those that installed packages add."""
+"""The registry of detectors: the built-in ones and those that installed packages add."""
 
 from __future__ import annotations
 
@@ -65,11 +65,13 @@ def load_plugins(group: str, *, taken: Container[str], kind: str, method: str, h
     """Return the objects that installed packages offer under an entry point group, by name; classes are called without arguments.
 
     Args:
-        taken: the names of the house.
-        kind: what they are, with the `method` that each of them must have; `has` lists all they need.
+        taken: names of built-in objects, which no package may take.
+        kind: the word for such an object in messages.
+        method: a method that each of them must have.
+        has: all attributes that one needs, as the fix lists them.
 
     Raises:
-        ConfigError: one of them cannot be loaded, lacks the method, or takes the name of one of the house.
+        ConfigError: one of them cannot be loaded, lacks the method, or takes the name of a built-in one.
     """
     found: dict[str, Any] = {}
     for point in entry_points(group=group):
@@ -83,7 +85,8 @@ def load_plugins(group: str, *, taken: Container[str], kind: str, method: str, h
             ) from error
         if point.name in taken or not callable(getattr(found[point.name], method, None)):
             raise ConfigError(
-                f"{group}: {point.name!r} is the name of one of the house, or no {kind}", fix=f"rename it; a {kind} has {has}"
+                f"{group}: {point.name!r} has the name of a built-in {kind}, or no method {method}",
+                fix=f"rename it, or give it what a {kind} has: {has}",
             )
     return found
 

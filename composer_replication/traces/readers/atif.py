@@ -14,11 +14,11 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from composer_replication.traces.outcome import inferred_result
-from composer_replication.traces.reader import FileReader, Item
+from composer_replication.traces.reader import FileReader, Item, of_document
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call, spoken, tool_message
 from composer_replication.traces.schema import AtifCall, AtifResult, AtifStep, AtifTrace, check
-from composer_replication.traces.source import Dropped, Problem, UnreadableError, document
+from composer_replication.traces.source import Dropped, Problem, UnreadableError
 from composer_replication.traces.store import context_from
 from composer_replication.types import Message, ToolCall, ToolResult, reward_from_json
 from composer_replication.types.transcript import Trace
@@ -29,12 +29,7 @@ COPIED = "copied context: kept as context, not as turns"
 NO_MODEL = "steps without a model call: kept as context, not as turns"
 
 
-def _read(path: Path) -> Iterator[Item]:
-    try:
-        value = document(path)
-    except UnreadableError as error:
-        yield Problem(path, str(error))
-        return
+def _convert(value: Any, path: Path) -> Iterator[Item]:
     for record in value if isinstance(value, list) else [value]:
         if isinstance(record, dict) and _is_atif(record):
             yield from trace_from_atif(record, path)
@@ -210,4 +205,4 @@ def _details(step: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-READER = FileReader("atif", _is_atif, _read)
+READER = FileReader("atif", _is_atif, of_document(_convert))

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.traces.outcome import inferred_result
-from composer_replication.traces.reader import FileReader, Item
+from composer_replication.traces.reader import FileReader, Item, of_document
 from composer_replication.traces.readers.fields import native_calls, number, objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call
-from composer_replication.traces.source import Problem, UnreadableError, document
+from composer_replication.traces.source import Problem
 from composer_replication.traces.states import TEXT_ACTIONS
 from composer_replication.types import Message, ToolSchema
 from composer_replication.types.transcript import Trace
@@ -32,12 +32,7 @@ BASH: ToolSchema = {
 """The one tool that mini-swe-agent offers; its logs do not repeat it."""
 
 
-def _read(path: Path) -> Iterator[Item]:
-    try:
-        record = document(path)
-    except UnreadableError as error:
-        yield Problem(path, str(error))
-        return
+def _convert(record: Any, path: Path) -> Iterator[Item]:
     if not isinstance(record, dict) or not isinstance(record.get("messages"), list):
         yield Problem(path, "no list of messages")
         return
@@ -175,4 +170,6 @@ class _MiniSweAgentPlayer:
         self.recorder.result(result, spoken)
 
 
-READER = FileReader("mini-swe-agent", lambda record: string(record, "trajectory_format").startswith("mini-swe-agent"), _read)
+READER = FileReader(
+    "mini-swe-agent", lambda record: string(record, "trajectory_format").startswith("mini-swe-agent"), of_document(_convert)
+)

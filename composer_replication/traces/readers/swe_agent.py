@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.traces.outcome import inferred_result
-from composer_replication.traces.reader import FileReader, Item
+from composer_replication.traces.reader import FileReader, Item, of_document
 from composer_replication.traces.readers.fields import native_calls, objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call, spoken
-from composer_replication.traces.source import Problem, UnreadableError, document
+from composer_replication.traces.source import Problem
 from composer_replication.traces.states import TEXT_ACTIONS
 from composer_replication.types import Message
 from composer_replication.types.transcript import Trace
@@ -22,12 +22,7 @@ from composer_replication.types.transcript import Trace
 NO_QUERY = "the log has no query of this step"
 
 
-def _read(path: Path) -> Iterator[Item]:
-    try:
-        record = document(path)
-    except UnreadableError as error:
-        yield Problem(path, str(error))
-        return
+def _convert(record: Any, path: Path) -> Iterator[Item]:
     steps = _steps(record) if isinstance(record, dict) else None
     if steps is None:
         yield Problem(path, "no list of steps with an action and an observation")
@@ -149,4 +144,4 @@ def _messages(history: list[dict[str, Any]]) -> Iterator[Message]:
             yield Message(role="system" if role == "system" else "user", content=text)
 
 
-READER = FileReader("swe-agent", lambda record: _steps(record) is not None, _read)
+READER = FileReader("swe-agent", lambda record: _steps(record) is not None, of_document(_convert))
