@@ -9,6 +9,7 @@ import os
 import select
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -177,12 +178,12 @@ def test_an_agent_that_cannot_answer_ends_instead_of_keeping_silent():
 
 
 def test_the_agent_ends_with_its_lease_and_takes_its_boxes_along(base):
-    agent = Agent(2.0)
-    marker = f"composer-far-{agent.folder.name}"
+    marker = f"composer-far-{uuid.uuid4().hex}"
     argv = (str(PYTHON), "-S", "-c", "import time; time.sleep(600)", marker)
     tree = Tree(base=base)
     command = Command(argv=argv, python=PYTHON, limits=Limits(wall_s=600))
     facts, blobs = request_archive(tree, command, archive_of(tree)[0])
+    agent = Agent(5.0)  # from here on the lease runs
     agent.put("run", {**facts, "ask": "run"}, blobs)
     while not processes_with(marker):
         assert not os.listdir(agent.folder / OUTBOX), "the order was answered"
