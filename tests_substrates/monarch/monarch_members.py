@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 from one_gradient import case
 
 from composer_replication.recipes.mesh.errors import WeightsLostError
+from composer_replication.recipes.monarch.mesh import MonarchHandle
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.learning.sharding import whole
 from composer_replication.types.errors import TeacherError
@@ -256,3 +257,8 @@ class Judge:
 
     def other(self):
         return "other"
+
+
+def pids_of(handle: MonarchHandle) -> tuple[int, ...]:
+    """Return the process numbers of an actor's ranks, by rank."""
+    return tuple(process.pid for process in handle.processes)

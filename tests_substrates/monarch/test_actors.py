@@ -12,7 +12,7 @@ import tomllib
 import pytest
 import tomli_w
 import torch
-from monarch_members import Judge, Member
+from monarch_members import Judge, Member, pids_of
 from one_gradient import LOSS, case, local_gradient, relative_error
 from rich.console import Console
 from watched_trainer import WatchedTrainer
@@ -104,7 +104,7 @@ def test_two_trainers_find_the_gradient_of_one(run_file, on_mesh, tmp_path):
 
     async def work(mesh):
         trainer = await mesh.spawn("trainer", WatchedTrainer, config, "main", run_dir.path)
-        assert len(set(trainer.pids)) == 2
+        assert len(set(pids_of(trainer))) == 2
         assert await trainer.call_all("at") == [0, 0]
         return await trainer.call("gradient_of_update", fixed.batch)
 
@@ -121,7 +121,7 @@ def run_it(run_file, folder, trainers, *words, kill=None):
     async def killed(driver):
         while driver.version < 3:
             await asyncio.sleep(0.05)
-        os.kill(driver.supervisor.handles["trainer"].pids[kill], signal.SIGKILL)
+        os.kill(pids_of(driver.supervisor.handles["trainer"])[kill], signal.SIGKILL)
 
     async def work():
         mesh = mesh_of(config)
@@ -145,7 +145,7 @@ def test_a_run_with_two_trainers_takes_the_steps_of_one(run_file, tmp_path):
     """One of them is killed: both come back from the checkpoint."""
     two = run_it(run_file, tmp_path / "two", 2, kill=1)
     one = run_it(run_file, tmp_path / "one", 1, "--steps", "1")
-    assert len(two.supervisor.handles["trainer"].pids) == 2
+    assert len(pids_of(two.supervisor.handles["trainer"])) == 2
     assert two.supervisor.replaced == {"trainer": 1}
     ledger = GroupLedger(tmp_path / "two" / "mesh" / "main")
     assert sorted(ledger.trained) == [1, 2, 3, 4]
@@ -168,5 +168,5 @@ def test_more_trainers_than_gpus_are_refused(run_file, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     config = load_config(run_file, ["--model.device", "cuda", "--substrate.trainers", "2"])
-    with pytest.raises(ConfigError, match=r"substrate\.trainers = 2: each trains on a GPU of its own, and this machine has 1"):
+    with pytest.raises(ConfigError, match=r"substrate\.trainers = 2: each trains on a separate GPU, and this machine has 1"):
         mesh_of(config)

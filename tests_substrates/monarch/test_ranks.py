@@ -8,7 +8,7 @@ import signal
 
 import pytest
 import torch
-from monarch_members import Member, Rank
+from monarch_members import Member, Rank, pids_of
 from one_gradient import LOSS, case, local_gradient, relative_error
 
 from composer_replication.config import RunConfig
@@ -38,7 +38,7 @@ def test_two_ranks_find_the_gradient_of_one(on_mesh, config, sharded):
 
     async def work(mesh):
         group = await mesh.spawn("trainer", Rank, config, sharded)
-        assert len(set(group.pids)) == 2
+        assert len(set(pids_of(group))) == 2
         assert await group.call("where") == (0, 0, 2)
         held, there_are = await group.call("shares")
         assert (held < 0.6 * there_are) == sharded
@@ -72,13 +72,13 @@ def test_the_death_of_one_rank_is_that_of_the_group(on_mesh, config, victim):
         waiting = asyncio.ensure_future(group.call("wait_for_the_others"))
         while not await group.call("waiting"):
             await asyncio.sleep(0.01)
-        os.kill(group.pids[victim], signal.SIGKILL)
+        os.kill(pids_of(group)[victim], signal.SIGKILL)
         with pytest.raises(ActorDiedError):
             await waiting
         with pytest.raises(ActorDiedError):
             await group.call("where")
         new = await mesh.replace(group)
-        assert not set(new.pids) & set(group.pids)
+        assert not set(pids_of(new)) & set(pids_of(group))
         assert await new.call("where") == (0, 0, 2)
 
     on_mesh(work, **GROUP)
