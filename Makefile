@@ -9,7 +9,7 @@ ROOMS := $(sort $(foreach file,$(wildcard tests/*/test_*.py),$(word 2,$(subst /,
 ROOM ?=
 CHECK_ROOM = $(if $(filter-out $(ROOMS),$(ROOM)),echo "no such room: $(filter-out $(ROOMS),$(ROOM)); the rooms are: $(ROOMS)" >&2; exit 2)
 
-.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights bench-gpu soak faults-replay faults-diloco attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-sandbox-filter bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights bench-gpu soak fuzz-grader faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -140,6 +140,9 @@ bench-prm: env ## Train a process reward model on planted faults, measure it on 
 bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with an overlay, and graded rollouts per second
 	@$(BIN)/python benchmarks/sandbox.py
 
+bench-sandbox-filter: env ## Measure what the filter of system calls and the keyring add to the start of a box, with and without in turn
+	@$(BIN)/python benchmarks/sandbox_filter.py
+
 bench-agreement: env ## Measure how often the same action is seen to be the same, and what that does to teachers' votes
 	@$(BIN)/python benchmarks/agreement.py
 
@@ -190,6 +193,11 @@ bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch pas
 
 soak: env ## Run 1,000 rollouts of agents that crash, hang and flood, and count what they leave behind
 	@$(BIN)/python tests/tools/soak.py
+
+COUNT ?= 10000
+SEED ?= 0
+fuzz-grader: env ## Put 10,000 hostile workspaces and tool calls through the grader (COUNT=, SEED=), and count what goes wrong
+	@$(BIN)/python tests/tools/fuzz_grader.py --count $(COUNT) --seed $(SEED)
 
 faults-replay: env ## Kill a replay ten times behind a failing proxy and compare ledger and bill, in an environment of its own
 	@$(BIN)/nox --session faults-replay

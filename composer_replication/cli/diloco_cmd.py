@@ -10,11 +10,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from composer_replication.config import load_config
+from composer_replication.observe.console import Console
 
 if TYPE_CHECKING:
     from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from composer_replication.config import SubstrateType
+from composer_replication.observe.console import Console, echo
 from composer_replication.recipes.substrates import SUBSTRATES
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.doctor.selftest import ProbeResult, ProbeVerdict, self_test
@@ -59,7 +59,7 @@ def doctor(
     contained = any(isinstance(shown, Isolation) for shown in kinds.values())
     contained &= not any(f.verdict in (ProbeVerdict.OPEN, ProbeVerdict.BROKEN) for findings in found.values() for f in findings)
     if as_json:
-        typer.echo(json.dumps({"machine": machine, "sandboxes": _as_plain(kinds, found), "contained": contained}))
+        echo(json.dumps({"machine": machine, "sandboxes": _as_plain(kinds, found), "contained": contained}))
     if not contained:
         raise typer.Exit(EXIT_NOT_CONTAINED)
 
@@ -81,7 +81,7 @@ def _show_substrate(console: Console, kind: SubstrateType, as_json: bool) -> Non
         console.print(f"missing: {', '.join(missing)}\nfix: {about.fix}", markup=False, highlight=False, soft_wrap=True)
     if as_json:
         needs = {need.requirement: need.found for need in about.needs()}
-        typer.echo(json.dumps({"substrate": kind, "needs": needs, "missing": missing, "cannot": about.cannot}))
+        echo(json.dumps({"substrate": kind, "needs": needs, "missing": missing, "cannot": about.cannot}))
     if missing:
         raise typer.Exit(ConfigError.exit_code)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from composer_replication.cli.support.options import SandboxOption
+from composer_replication.observe.console import echo
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.exchange import export_harbor, export_swebench, import_harbor
@@ -26,12 +27,12 @@ def export_tasks(
     found = load_tasks(tasks)
     if format == "harbor":
         export_harbor(found, out, python=(python or build_python(tasks)).absolute())
-        typer.echo(f"{len(found)} Harbor tasks in {out}")
+        echo(f"{len(found)} Harbor tasks in {out}")
     else:
         rows = export_swebench(found, out)
         impossible = sum(task.spec.impossible for task in found)
         left = f"; {impossible} impossible tasks left out" if impossible else ""
-        typer.echo(f"{len(found) - impossible} SWE-bench rows in {rows}{left}")
+        echo(f"{len(found) - impossible} SWE-bench rows in {rows}{left}")
 
 
 def import_tasks(
@@ -43,17 +44,19 @@ def import_tasks(
 ) -> None:
     """Read Harbor tasks that can be expressed as ours; every other one is listed with the reason.
 
-    Exits with 3 when none can.
+    Exits with 1 when some cannot, and with 3 when none can.
     """
     del format
     _refuse_overlap(folder, out)
     interpreter = (python or build_python(out, sandbox)).absolute()
     tasks, refused = import_harbor(folder, out, sandbox=open_sandbox(sandbox), python=interpreter)
     for refusal in refused:
-        typer.echo(f"not imported: {refusal.what}: {refusal.reason}")
-    typer.echo(f"{len(tasks)} of {len(tasks) + len(refused)} Harbor tasks imported into {out}")
+        echo(f"not imported: {refusal.what}: {refusal.reason}")
+    echo(f"{len(tasks)} of {len(tasks) + len(refused)} Harbor tasks imported into {out}")
     if not tasks:
         raise TaskError(f"none of {len(refused)} Harbor tasks can be expressed as ours", fix="see the reasons above")
+    if refused:
+        raise typer.Exit(1)
 
 
 def _refuse_overlap(source: Path, out: Path) -> None:

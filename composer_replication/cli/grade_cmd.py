@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from composer_replication.api.tasks import grade as grade_workspace
 from composer_replication.cli.support.options import SandboxOption
+from composer_replication.observe.console import Console, echo
 from composer_replication.tasks.store import load_task
 from composer_replication.types import GradeReport, Outcome, Unscored, to_json
 
@@ -39,7 +39,7 @@ def grade(
     loaded = load_task(task)
     report = grade_workspace(loaded, workspace, python=python, sandbox=sandbox)
     if as_json:
-        typer.echo(json.dumps(to_json(report), indent=1))
+        echo(json.dumps(to_json(report), indent=1))
     else:
         _print(Console(), report, _describe_rejected(report.rejected, loaded.repo, workspace))
     if isinstance(report.reward, Unscored):

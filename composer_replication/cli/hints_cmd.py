@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -30,6 +29,7 @@ from composer_replication.hints import (
     load_rules,
 )
 from composer_replication.hints import explain as explain_one
+from composer_replication.observe.console import Console, echo
 from composer_replication.teachers import Ledger, Teacher
 from composer_replication.trainer.llm_judge import Answered, ask_teacher
 from composer_replication.types import Finding, Hint, to_json
@@ -75,7 +75,7 @@ def explain(
     if not explained:
         raise TraceError(f"no transcripts in {traces}", fix="name a run that has rolled out something, or traces")
     if as_json:
-        typer.echo(json.dumps({"traces": [_as_json(*one) for one in explained], "counts": _counts(explained)}, indent=1))
+        echo(json.dumps({"traces": [_as_json(*one) for one in explained], "counts": _counts(explained)}, indent=1))
     else:
         _show(explained, rules, style)
     if ask is not None:
@@ -97,13 +97,13 @@ def _print_asked(asked: Counter[Answered], style: StyleRules, ledger: Path, max_
     missing = asked["over the cap"] + asked["failed"]
     why = f"not asked, cap ${max_usd:g}" if asked["over the cap"] else "not answered, the teacher failed"
     for name, turns in style.unanswered.items():
-        typer.echo(f"rule {name}: {turns} turns {why}", err=True)
+        echo(f"rule {name}: {turns} turns {why}", err=True)
     if hints := missing - style.unanswered.total():
-        typer.echo(f"hints by the judge: {hints} {why}", err=True)
+        echo(f"hints by the judge: {hints} {why}", err=True)
     with Ledger(ledger) as kept:
         paid, held = kept.spent_usd - kept.held_usd, kept.held_usd
     spent = f"${paid:.4f} paid and ${held:.4f} held in {ledger}, of ${max_usd:g} at most"
-    typer.echo(f"{asked['answered']} questions were answered; {spent}", err=True)
+    echo(f"{asked['answered']} questions were answered; {spent}", err=True)
     if missing:
         raise typer.Exit(TeacherError.exit_code)
 

@@ -12,7 +12,6 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from composer_replication.cli.diloco_cmd import app as diloco_app
@@ -32,6 +31,7 @@ from composer_replication.cli.tasks_cmd import app as tasks_app
 from composer_replication.cli.traces_cmd import app as traces_app
 from composer_replication.cli.train_cmd import train
 from composer_replication.cli.weights_cmd import app as weights_app
+from composer_replication.observe.console import Console, echo, guard_standard_error
 from composer_replication.types.errors import ComposerError
 
 INTERRUPTED = (129, 130, 143)
@@ -46,7 +46,7 @@ _EXIT_CODES = (
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(version("composer-replication"))
+        echo(version("composer-replication"))
         raise typer.Exit
 
 
@@ -91,6 +91,7 @@ def main() -> None:
     """Run the `composer` command."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    guard_standard_error()
     console = Console(stderr=True)
     try:
         app()

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from composer_replication.actions.calls import parse_action
 from composer_replication.cli.replay_cmd import read_states
 from composer_replication.cli.support.options import refuse_overwriting, shortened, wide_console
+from composer_replication.observe.console import Console, echo
 from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ def extract(
     extra = {name: {"tools": by_id[name].get("tools", []), "confidence": weight} for name, weight in found.confidence.items()}
     write_pairs(out, ({**pair, **extra[pair["state_id"]]} for pair in found.pairs))
     _show_found(given, answered, strange, found)
-    typer.echo(f"{len(found.pairs)} pairs of {len(given)} states: {out}")
+    echo(f"{len(found.pairs)} pairs of {len(given)} states: {out}")
     if not found.pairs:
         families = {answer.family or answer.teacher for answer in answered if answer.error is None}
         if len(families) < threshold:
-            typer.echo(f"the answers are of {len(families)} families and --threshold is {threshold}: lower it", err=True)
+            echo(f"the answers are of {len(families)} families and --threshold is {threshold}: lower it", err=True)
         raise typer.Exit(EXIT_NO_PAIRS)
 
 
@@ -124,9 +124,9 @@ def normalize(
     _print(report, normalizer.operators, given)
     lost = states_lost(normalizer.operators, given, report.dropped_by)
     if lost:
-        typer.echo(f"{lost} dropped although their states differ; remove {DEDUPLICATOR} from the recipe for agents", err=True)
+        echo(f"{lost} dropped although their states differ; remove {DEDUPLICATOR} from the recipe for agents", err=True)
     skipped = f", {len(bad)} lines skipped" if bad else ""
-    typer.echo(f"{report.kept} of {report.given} pairs kept{skipped}: {out}")
+    echo(f"{report.kept} of {report.given} pairs kept{skipped}: {out}")
     if not report.kept:
         raise typer.Exit(EXIT_NOTHING_LEFT)
 
@@ -136,7 +136,7 @@ def _print_bad_lines(bad: Sequence[BadLine], *, skip: bool) -> None:
         return
     if skip:
         for line in bad:
-            typer.echo(f"skipped: {line}", err=True)
+            echo(f"skipped: {line}", err=True)
         return
     shown = "".join(f"\n  {line}" for line in bad[:_MOST_BAD_LINES])
     more = f"\n  and {len(bad) - _MOST_BAD_LINES} more" if len(bad) > _MOST_BAD_LINES else ""

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from composer_replication.cli.replay_cmd import read_states
 from composer_replication.cli.support import gating
 from composer_replication.config import load_teachers
 from composer_replication.observe import Terminal, usd
+from composer_replication.observe.console import Console, echo
 
 if TYPE_CHECKING:
     from composer_replication.teachers import ReplayPlan, Scenario
@@ -69,7 +69,7 @@ def plan(
     if toolless:
         terminal.note(f"warning: {toolless} of {len(asked_about)} states name no tools: teachers can only answer them in words")
     if json_output:
-        typer.echo(json.dumps(dataclasses.asdict(planned)))
+        echo(json.dumps(dataclasses.asdict(planned)))
     warning = warn_of_cap(planned, max_usd)
     if warning is not None:
         terminal.note(f"warning: {warning}")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from composer_replication.cli.support.kinds import refuse_other_kind
 from composer_replication.observe import Terminal, files, mean_and_se
+from composer_replication.observe.console import Console, echo
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Trajectory, to_json
 from composer_replication.types.errors import ConfigError
@@ -134,7 +134,7 @@ def score(
     rows = _score(network, ChatRenderer(tokenizer), found, max_tokens)
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if out is None:
-        typer.echo(text, nl=False)
+        echo(text, nl=False)
     elif out.is_dir():
         raise ConfigError(f"{out} is a folder", fix="name a file: --out FILE")
     else:
@@ -186,7 +186,7 @@ def _compare(found: Sequence[Trajectory | Trace], rows: Sequence[dict[str, Any]]
         return
     best, of_all = best_of(scores, tasks), [rewards[name] for name in scores]
     (chosen, chosen_se), (all_mean, _) = mean_and_se([rewards[name] for name in best.values()]), mean_and_se(of_all)
-    typer.echo(
+    echo(
         f"mean reward of the trajectory with the highest product of each of {len(best)} tasks: {chosen:.3f} ± {chosen_se:.3f}; "
         f"of all {len(of_all)}: {all_mean:.3f}",
         err=True,

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
-from rich.console import Console
 
 from composer_replication.cli.support import gating
 from composer_replication.cli.support.kinds import refuse_other_kind
 from composer_replication.config import GateConfig, load_teachers
 from composer_replication.config.lines import read_models
 from composer_replication.observe import Phase, Terminal, files, usd
+from composer_replication.observe.console import Console, echo
 from composer_replication.traces import TraceState
 from composer_replication.types import to_json
 from composer_replication.types.errors import ConfigError, TeacherError
@@ -95,7 +95,7 @@ def replay(
             files.replace_file(out / "spend.json", (json.dumps(spend, indent=2) + "\n").encode())
             _show(terminal, spend)
             if json_output:
-                typer.echo(json.dumps(spend))
+                echo(json.dumps(spend))
     if any(answer.error is not None for answer in found.answers):
         raise typer.Exit(EXIT_INCOMPLETE)
 

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from composer_replication.observe.console import echo
 from composer_replication.observe.report import rebuild_report
 from composer_replication.observe.run_dir import RunDir
 
 
 def report(run: Annotated[Path, typer.Argument(help="Run directory, e.g. runs/NAME.")]) -> None:
     """Rebuild RUN/report.html from the run's files, finished or not, and print its path."""
-    typer.echo(rebuild_report(RunDir(run)))
+    echo(str(rebuild_report(RunDir(run))))

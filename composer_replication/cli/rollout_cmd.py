@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from composer_replication.api.policies import REQUIRED, EngineKind, check_policy
 from composer_replication.api.rollouts import Evaluation, RolloutOptions, evaluation_of, rollout_groups
 from composer_replication.cli.support.options import SandboxOption, marked
 from composer_replication.envs.tools import Toolset
 from composer_replication.observe import Terminal, mean_and_se
+from composer_replication.observe.console import Console, echo
 from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.store import load_tasks
 from composer_replication.tasks.wording import worded
@@ -95,7 +95,7 @@ def _report(terminal: Terminal, summary: dict[str, Any], out: Path | None, *, js
         _write(out / "summary.json", json.dumps(summary, indent=2) + "\n", "w")
     _show(terminal, summary)
     if json_output:
-        typer.echo(json.dumps(summary))
+        echo(json.dumps(summary))
 
 
 class _TrajectoryWriter:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from composer_replication.cli.support.options import SandboxOption
+from composer_replication.observe.console import echo
 from composer_replication.types.errors import ConfigError
 
 app = typer.Typer(help="Serve tasks to other frameworks.", no_args_is_help=True)
@@ -49,6 +50,6 @@ def openenv(
         ) from error
     with listener:
         number = listener.getsockname()[1]
-        typer.echo(f"serving {len(suite.tasks)} tasks on http://{host}:{number}, at most {max_sessions} sessions")
-        typer.echo(suite.sandbox.isolation.summary())
+        echo(f"serving {len(suite.tasks)} tasks on http://{host}:{number}, at most {max_sessions} sessions")
+        echo(suite.sandbox.isolation.summary())
         uvicorn.Server(uvicorn.Config(application, log_level="warning")).run(sockets=[listener])

@@ -6,11 +6,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as EtaColumn
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from composer_replication.cli.support.options import SandboxOption, marked, wide_console
 from composer_replication.languages.python.functions import Skipped
+from composer_replication.observe.console import Console, echo
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.exchange.swebench_import import build_instances
@@ -41,6 +41,10 @@ _STAGES = {
 _MOST_REASONS = 12
 _MOST_FAILING = 3
 
+BuildSdistsOption: TypeAlias = Annotated[
+    bool, typer.Option("--build-sdists", help="With --install: run setup.py of what has no wheel, outside of sandboxes.")
+]
+
 
 @app.command()
 def build(
@@ -59,6 +63,7 @@ def build(
     seed: Annotated[int, typer.Option(help="Seed of the order of candidates and of samples of tests.")] = 0,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests, with what they import.")] = None,
     install: Annotated[bool, typer.Option("--install", help="Install the declared dependencies into OUT/.venv.")] = False,
+    build_sdists: BuildSdistsOption = False,
     jobs: Annotated[int, typer.Option(min=1, help="Candidates validated at once.")] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds for one run of the whole test suite.")] = 300.0,
     task_timeout: Annotated[float, typer.Option(help="Seconds for one run of a task's tests.")] = 60.0,
@@ -92,6 +97,7 @@ def build(
         seed=seed,
         python=python,
         install=install,
+        build_sdists=build_sdists,
         jobs=jobs,
         timeout_s=timeout,
         task_timeout_s=task_timeout,
@@ -104,6 +110,12 @@ def build(
         tests=tuple(tests or ()),
         sandbox=sandbox,
     )
+    _build_and_show(source, out, options)
+
+
+def _build_and_show(source: str, out: Path, options: BuildOptions) -> None:
+    if options.install and options.build_sdists:
+        echo("not confined: setup.py of dependencies without a wheel runs on this machine with your rights and files", err=True)
     with _Display() as display:
         report = build_tasks(source, out, options, progress=display.show)
     _show_report(report, out)
@@ -125,7 +137,7 @@ def revert(
 ) -> None:
     """Turn SWE-bench-style rows into tasks by reverting their gold patches; what a row claims is confirmed by real runs.
 
-    Exits with 3 when no instance could be confirmed.
+    Exits with 1 when some instances could not be confirmed, and with 3 when none could.
     """
     options = BuildOptions(
         max_tasks=max_tasks,
@@ -143,6 +155,8 @@ def revert(
     console.print(f"{len(tasks)} tasks from {len(tasks) + len(dropped)} instances\n{escape(str(out))}", soft_wrap=True)
     if not tasks:
         raise TaskError(f"no instance of {rows} could be confirmed", fix="see the reasons above")
+    if dropped:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from composer_replication.cli.support.kinds import refuse_other_kind
 from composer_replication.cli.support.options import refuse_overwriting
+from composer_replication.observe.console import Console, echo
 from composer_replication.observe.files import replace_file
 from composer_replication.traces import Import, import_traces, read_traces, readers, states_from_traces, write_atif
 from composer_replication.traces.importing import ACCOUNT, TRACES, load_tools
@@ -44,23 +44,23 @@ def import_(
     given = load_tools(tools) if tools else ()
     done = import_traces(path, out, format=format, tools=given, redact=redact, overwrite=overwrite)
     for problem in done.problems[:_MOST_SHOWN]:
-        typer.echo(f"not read: {problem}", err=True)
+        echo(f"not read: {problem}", err=True)
     if len(done.problems) > _MOST_SHOWN:
         kept = f": all are in {out / ACCOUNT}" if done.traces else ""
-        typer.echo(f"not read: {len(done.problems) - _MOST_SHOWN} more{kept}", err=True)
+        echo(f"not read: {len(done.problems) - _MOST_SHOWN} more{kept}", err=True)
     Console().print(_table(done))
     if not done.traces:
         stays = f"; the earlier import in {out} stays as it is" if (out / TRACES).exists() else ""
         raise TraceError(
             f"nothing at {path} is a trace{stays}", fix=f"known formats: {', '.join(readers())}; force one with --format"
         )
-    typer.echo(f"{done.traces.total()} traces with {done.turns.total()} turns in {out / TRACES}")
+    echo(f"{done.traces.total()} traces with {done.turns.total()} turns in {out / TRACES}")
     _print_toolless(done.toolless_states, done.states)
 
 
 def _print_toolless(without: int, states: int) -> None:
     if without:
-        typer.echo(f"{without} of {states} states name no tools: give `composer traces import --tools FILE`", err=True)
+        echo(f"{without} of {states} states name no tools: give `composer traces import --tools FILE`", err=True)
 
 
 def _table(done: Import) -> Table:
@@ -82,7 +82,7 @@ def export(
 ) -> None:
     """Write traces in Harbor's Agent Trajectory Interchange Format; importing them again loses nothing."""
     written = write_atif(read_traces(_file(folder)), atif)
-    typer.echo(f"{len(written)} ATIF trajectories in {atif}")
+    echo(f"{len(written)} ATIF trajectories in {atif}")
 
 
 @app.command()
@@ -100,7 +100,7 @@ def states(
         )
     replace_file(out, b"".join(json.dumps(state).encode() + b"\n" for state in found))
     left = sum(len(trace.turns) for trace in traces) - len(found)
-    typer.echo(f"{len(found)} states in {out}" + (f"; {left} turns left out, whose context is incomplete" if left else ""))
+    echo(f"{len(found)} states in {out}" + (f"; {left} turns left out, whose context is incomplete" if left else ""))
     _print_toolless(sum(len(states_from_traces([trace])) for trace in traces if lacks_tools(trace)), len(found))
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from composer_replication.config import RunConfig, field_lines, load_config, resolve_arm, to_toml
+from composer_replication.observe.console import Console, echo
 from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def _show_fields(asked: bool) -> None:
     if asked:
         for line in field_lines():
             standard = "required" if line.required else f"default {line.default}" if line.default else "no default"
-            typer.echo(f"{line.key}  ({line.kind}; {standard})\n    {line.about}")
+            echo(f"{line.key}  ({line.kind}; {standard})\n    {line.about}")
         raise typer.Exit
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from composer_replication.observe.console import echo
+
 app = typer.Typer(help="Bring a run's weights to the machine of its server.", no_args_is_help=True)
 
 
@@ -27,4 +29,4 @@ def follow_command(
 
     for pulled in follow(open_store(store).at(run), into, run=run, versions=versions):
         shards = f"{pulled.full} shards whole and {pulled.patched} patched"
-        typer.echo(f"version {pulled.version} is in {into / run / pulled.facts['label']}: {pulled.bytes_down:,} bytes, {shards}")
+        echo(f"version {pulled.version} is in {into / run / pulled.facts['label']}: {pulled.bytes_down:,} bytes, {shards}")

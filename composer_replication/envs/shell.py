@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from composer_replication.envs.tools import clip
 from composer_replication.envs.workspace import Workspace
 from composer_replication.sandbox import Command, Ending, ExecResult, Limits, Sandbox
 from composer_replication.sandbox.grading.submission import is_editable
+from composer_replication.sandbox.protocol import signal_name
 from composer_replication.types import TaskSpec
 
 _SHOWN_CHARS = 10_000
@@ -64,7 +64,7 @@ def _ending(result: ExecResult, limits: Limits) -> tuple[str, str]:
         case Ending.OUTPUT_LIMIT:
             return "command_failed", f"used up its disk ({limits.disk_mb} MB)"
         case Ending.KILLED:
-            return "command_failed", f"killed by {signal.Signals(-result.returncode).name}"
+            return "command_failed", f"killed by {signal_name(-result.returncode)}"
         case Ending.EXITED if result.returncode != 0:
             return "command_failed", f"exit status {result.returncode}"
         case _:

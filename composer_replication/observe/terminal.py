@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from rich import box
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -29,6 +28,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from composer_replication.observe.console import Console
 from composer_replication.observe.metrics import usd
 
 CHANNELS = ("rlvr", "hint", "replay")

@@ -11,6 +11,14 @@ from composer_replication.rollouts.protocol import Budgets, ClosableEnv, Env, Sa
 from composer_replication.tokens import ChatRenderer, parse_tool_calls
 from composer_replication.types import GradeReport, Message, Reward, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 from composer_replication.types.errors import SandboxError
+from composer_replication.types.plain_text import visible
+
+_BY_THE_WORKSPACE = (OSError, UnicodeError, RecursionError, MemoryError, OverflowError)
+"""What code raises that meets a workspace with odder names, or larger or deeper data, than it was made for. A policy can bring
+that about, so it ends one rollout, without a reward, and not the run. Any other exception is a bug, and ends the run."""
+_LONGEST_FAULT = 1000
+"""Characters of the reason that a trajectory keeps."""
+_FAULTS = (SandboxError, *_BY_THE_WORKSPACE)
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -65,7 +73,7 @@ class Rollout:
         """Reset the env and render the opening."""
         try:
             self._messages = self.env.reset()
-        except SandboxError as error:
+        except _FAULTS as error:
             self._break(error)
             return
         self._prompt_ids = self._renderer.prompt_ids(self._messages, self.env.tools)
@@ -169,7 +177,7 @@ class Rollout:
                 if self.env.done:
                     self._stop = StopReason.SUBMITTED
                     break
-        except SandboxError as error:
+        except _FAULTS as error:
             self._break(error)
         return tuple(results)
 
@@ -179,7 +187,7 @@ class Rollout:
         if isinstance(self.env, TextEnv):
             try:
                 reply = self.env.say(text)
-            except SandboxError as error:
+            except _FAULTS as error:
                 self._break(error)
                 return []
         if reply is None:
@@ -196,7 +204,7 @@ class Rollout:
         said = parse_tool_calls(visible, turn=len(self._turns))[0] if usable else visible
         try:
             replies = env.take(said, usable, finished=sample.finished)
-        except SandboxError as error:
+        except _FAULTS as error:
             self._break(error)
             return (), []
         if self.env.done:
@@ -219,15 +227,16 @@ class Rollout:
             self._stop = StopReason.CONTEXT_TOKENS
         return ()
 
-    def _break(self, error: SandboxError) -> None:
-        self._stop, self._fault = StopReason.INFRASTRUCTURE, error.message
+    def _break(self, error: Exception) -> None:
+        what = error.message if isinstance(error, SandboxError) else f"the environment failed: {type(error).__name__}: {error}"
+        self._stop, self._fault = StopReason.INFRASTRUCTURE, visible(what)[:_LONGEST_FAULT]
 
     def _grade(self) -> tuple[GradeReport | None, Reward]:
         if self._stop is StopReason.INFRASTRUCTURE:
             return None, Unscored(self._fault)
         try:
             grade = self.env.grade()
-        except SandboxError as error:
+        except _FAULTS as error:
             self._break(error)
-            return None, Unscored(error.message)
+            return None, Unscored(self._fault)
         return grade, grade.reward

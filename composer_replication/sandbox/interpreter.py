@@ -20,9 +20,17 @@ _PACKAGE_FOLDERS = ("lib*/python3*/*-packages", "local/lib/python3*/*-packages",
 """Package folders of interpreters below a prefix; `envs` and `pkgs` are conda's."""
 
 _ANSWER_S = 60.0
+_PASSED_ON = frozenset(
+    {
+        *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
+    }
+)
+"""Variables that say where things are and how to reach the network, and hold no secret but a proxy's."""
 
 _QUESTION = """
-import json, pkgutil, sys, sysconfig
+import importlib.util, json, pkgutil, sys, sysconfig
 from importlib.metadata import entry_points
 paths = sysconfig.get_paths()
 plugins = sorted({(e.name, e.value.split(":")[0]) for e in entry_points(group="pytest11")})
@@ -32,9 +40,23 @@ print(json.dumps({
     "search": [p for p in sys.path if p],
     "plugins": plugins,
     "version": sys.version_info[:2],
-    "modules": sorted({*sys.stdlib_module_names, *(m.name for m in pkgutil.iter_modules())}),
+    "modules": sorted({
+        *sys.stdlib_module_names,
+        *(m.name for m in pkgutil.iter_modules()),
+        *(name for name in ("pytest", "coverage") if importlib.util.find_spec(name)),  # also where an import hook finds them
+    }),
 }))
 """
+
+
+def clean_environment(*prefixes: str) -> dict[str, str]:
+    """Return this process's environment without what is not known to be harmless, for programs that run others' code.
+
+    Args:
+        prefixes: of the names of further variables to pass on.
+    """
+    passed = ("LC_", *prefixes)
+    return {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith(passed)}
 
 
 def installation_of(python: Path) -> Installation:
@@ -45,7 +67,8 @@ def installation_of(python: Path) -> Installation:
 @lru_cache(maxsize=64)
 def _installation_of(python: str) -> Installation:
     try:
-        answer = subprocess.run([python, "-I", "-c", _QUESTION], capture_output=True, timeout=_ANSWER_S, cwd="/")
+        command = [python, "-I", "-c", _QUESTION]  # runs the `.pth` files of the interpreter's packages
+        answer = subprocess.run(command, capture_output=True, timeout=_ANSWER_S, cwd="/", env=clean_environment())
     except subprocess.TimeoutExpired as error:
         raise _no_answer(python) from error
     except OSError as error:

@@ -41,6 +41,9 @@ _FIX = (
     "(5.13 or newer); the sandbox kind unsafe-subprocess runs without isolation, for code you trust"
 )
 _ABI_WITH_SCOPES = 6
+_SHARED_FILES = (
+    "shared files: sandboxes that run at the same time can see that others lock and open files of /usr and of the interpreter"
+)
 _LANDLOCK_UIDS = tuple(range(BOX_UID, BOX_UID - 15, -1))
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
@@ -201,7 +204,7 @@ _EXPECTED = {"caps": "0" * 16, "host_file": None, "network": False, "changed": "
 
 
 def _full(kind: str, cgroups: Cgroups | None, program: str = "") -> Setup:
-    missing = []
+    missing = [_SHARED_FILES]
     if cgroups is None:
         missing.append("memory limit of the whole sandbox (each process is limited)")
         if os.geteuid() == 0:
@@ -241,6 +244,7 @@ def _landlock(cgroups: Cgroups | None) -> Setup:
         else f"uid {os.geteuid()} without capabilities"
     )
     missing = ["namespaces: names of the host's files and processes are visible", "disk use (looked at five times a second)"]
+    missing.append(_SHARED_FILES)
     if root and not own_uid:
         missing.append("a separate user (only root can read the interpreter's folder)")
     if not own_uid:

@@ -6,6 +6,7 @@ commands: forking a state is copying a mapping, and a daemon left behind by an a
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -70,6 +71,14 @@ class Ending(StrEnum):
     """Died of a signal that no limit explains."""
 
 
+def signal_name(number: int) -> str:
+    """Return a signal's name; most real-time ones have only a number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
     """The result of one command."""
@@ -102,7 +111,7 @@ class Isolation:
     limits: str
     """Enforcement of process, memory, time and disk limits, e.g. `cgroup v1 (memory, pids), rlimits, tmpfs 256 MB`."""
     missing: tuple[str, ...] = ()
-    """Protections this machine does not allow, one phrase each; empty for full isolation."""
+    """Protections that the kind does not have, or this machine does not allow, one phrase each."""
 
     def summary(self) -> str:
         """Return one line for people."""

@@ -263,7 +263,8 @@ def _interpreter(source: PristineTree, out: Path, options: BuildOptions, tell: P
         raise SourceError("nothing can be installed on the machine of a remote sandbox", fix=fix)
     tell(BuildEvent("installing"))
     with storage_errors(out):
-        return make_environment(out.absolute() / ".venv", source.tree, source.name, base=options.python)
+        place, build = out.absolute() / ".venv", options.build_sdists
+        return make_environment(place, source.tree, source.name, base=options.python, build_sdists=build)
 
 
 def _refuse_copies(source: PristineTree, layout: RepositoryLayout, runner: CodeRunner, options: BuildOptions) -> None:

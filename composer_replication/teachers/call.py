@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import os
 import random
@@ -14,6 +15,8 @@ import openai
 
 from composer_replication.teachers.reply import Reply, read_reply
 from composer_replication.teachers.teacher import Question, Teacher
+from composer_replication.types.plain_text import visible
+from composer_replication.types.secrets import without_secrets
 
 CALL_ID_HEADER = "X-Client-Request-Id"
 """Carries the ledger's name of the call, so that the logs of a gateway or provider can be compared with the ledger."""
@@ -24,6 +27,8 @@ _NEVER_SENT = frozenset(
 """Names of transport errors before a request has left, so that it cannot be billed. By name, because the classes are those of
 httpx or of httpx2, depending on the version of openai."""
 _CONNECT_S = 10.0
+_MOST_READ, _LONGEST_REASON = 20_000, 300
+"""Characters of an endpoint's error that are looked at, and of them that are shown."""
 _LONGEST_PAUSE_S = 120.0
 _HOPELESS_STATUS = frozenset({401, 402, 403, 404})
 """No key, no credit, no permission, no such model: every further question would fail in the same way."""
@@ -106,11 +111,11 @@ async def call(
             raw = await client.chat.completions.with_raw_response.create(
                 **teacher.body(question), extra_headers={CALL_ID_HEADER: call_id}
             )
-        return read_reply(raw.http_response.content), time.monotonic() - start
+        return _without_key(read_reply(raw.http_response.content), client.api_key), time.monotonic() - start
     except TimeoutError as error:
         raise _timed_out(teacher) from error
     except (openai.APIStatusError, openai.APIConnectionError) as error:
-        raise _no_answer(teacher, error, failed_before) from error
+        raise _no_answer(teacher, error, failed_before, client.api_key) from error
     except ValueError as error:
         raise NoAnswerError(Failure.UNREADABLE, "the response is not a chat completion") from error
 
@@ -119,21 +124,38 @@ def _timed_out(teacher: Teacher) -> NoAnswerError:
     return NoAnswerError(Failure.TIMEOUT, f"no answer within {teacher.timeout_s} s")
 
 
-def _no_answer(teacher: Teacher, error: openai.APIStatusError | openai.APIConnectionError, failed_before: int) -> NoAnswerError:
+def _without_key(reply: Reply, key: str) -> Reply:
+    """Take credentials out of a reply before anything keeps it: a proxy, or a model, may repeat the key it was sent."""
+
+    def clean(text: str) -> str:
+        return without_secrets(text, key, certain=True)
+
+    calls = [{name: clean(value) for name, value in made.items()} for made in reply.calls]
+    return dataclasses.replace(reply, content=clean(reply.content), calls=calls, finish_reason=clean(reply.finish_reason))
+
+
+def _words(text: object, key: str) -> str:
+    """Return what an endpoint said, fit for a message: without credentials, without control characters, and short."""
+    return visible(without_secrets(str(text)[:_MOST_READ], key))[:_LONGEST_REASON]
+
+
+def _no_answer(
+    teacher: Teacher, error: openai.APIStatusError | openai.APIConnectionError, failed_before: int, key: str
+) -> NoAnswerError:
     usual = min(8.0, 0.5 * 2 ** min(failed_before, 4)) * random.uniform(0.75, 1.0)
     if isinstance(error, openai.APIStatusError):
-        return _refused(error, usual)
+        return _refused(error, usual, key)
     cause = error.__cause__ or error
     if type(error.__cause__).__name__ in _NEVER_SENT:
-        return NoAnswerError(Failure.UNREACHABLE, f"cannot be reached: {cause}", hopeless=True, pause_s=usual)
+        return NoAnswerError(Failure.UNREACHABLE, f"cannot be reached: {_words(cause, key)}", hopeless=True, pause_s=usual)
     if isinstance(error, openai.APITimeoutError):
         return _timed_out(teacher)
-    return NoAnswerError(Failure.LOST, f"the connection was lost: {cause}")
+    return NoAnswerError(Failure.LOST, f"the connection was lost: {_words(cause, key)}")
 
 
-def _refused(error: openai.APIStatusError, usual: float) -> NoAnswerError:
+def _refused(error: openai.APIStatusError, usual: float, key: str) -> NoAnswerError:
     status = error.status_code
-    reason = f"HTTP {status}: {error.message}"[:300]
+    reason = f"HTTP {status}: {_words(error.message, key)}"
     if status in _GATEWAY_STATUS:
         return NoAnswerError(Failure.GATEWAY, reason)
     if status < 500 and status not in _PASSING_STATUS:

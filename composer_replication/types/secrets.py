@@ -162,6 +162,7 @@ _HEX = re.compile(r"[0-9a-fA-F]+")
 _REPEATS, _HEX_GUESS, _GUESS = 2.5, 3.0, 3.5
 """Bits per character below which a marked key is filler, and a hexadecimal or another literal no random one."""
 _MAX_ARMOUR = 1 << 15
+_SHORTEST_KEY, _REDACTED = 8, "[REDACTED]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +198,23 @@ def secrets_in_log(text: str) -> Iterator[Secret]:
     for kind, mark, pattern, asked in _IN_LOGS:
         if mark in low:
             yield from _values_in_places(kind, pattern, text, asked)
+
+
+def without_secrets(text: str, *known: str, certain: bool = False) -> str:
+    """Return `text` without credentials: `[REDACTED]` stands where one was.
+
+    Args:
+        known: credentials by value, such as the key that was sent. One of less than 8 characters is none: local servers are given
+            words such as `EMPTY`.
+        certain: of the unknown ones take out those only that have their issuer's form; otherwise all that `secrets_in_log` finds.
+    """
+    found = {key for key in known if len(key) >= _SHORTEST_KEY}
+    for key in sorted(found, key=len, reverse=True):
+        text = text.replace(key, _REDACTED)
+    guesses = {secret.text for secret in secrets_in_log(text) if secret.certain or not certain}
+    for guess in sorted(guesses, key=len, reverse=True):
+        text = text.replace(guess, _REDACTED)
+    return text
 
 
 def _values_in_places(kind: str, pattern: re.Pattern[str], text: str, asked: str) -> Iterator[Secret]:

@@ -25,6 +25,16 @@ TOOLS = tuple(
 RENDERER = ChatRenderer(byte_level_tokenizer())
 
 
+FAULTS = {
+    "bug": RuntimeError("a bug"),
+    "name": OSError(36, "File name too long"),
+    "text": UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"),
+    "depth": RecursionError("maximum recursion depth exceeded"),
+    "size": MemoryError(),
+    "number": OverflowError("int too large \x1b[2J"),
+}
+
+
 class EchoEnv:
     """Echoes; graded 1 when it was told the word."""
 
@@ -43,7 +53,7 @@ class EchoEnv:
         time.sleep(self._delay())
         self._log.append((self.task_id, call.name))
         if call.name == "break":
-            raise SandboxError("the box broke") if call.arguments.get("text") != "bug" else RuntimeError("a bug")
+            raise FAULTS.get(call.arguments.get("text"), SandboxError("the box broke"))
         self.done = call.name == "submit"
         self._heard += str(call.arguments.get("text", ""))
         return ToolResult(
@@ -146,6 +156,19 @@ def test_a_broken_box_is_unscored_and_not_a_zero(fault):
     (broken,) = bad.trajectories
     assert isinstance(broken.reward, Unscored)
     assert broken.stop_reason is (StopReason.SUBMITTED if fault == "grade" else StopReason.INFRASTRUCTURE)
+    assert from_json(Trajectory, to_json(broken)) == broken
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS.keys() - {"bug"}))
+def test_a_workspace_that_an_env_was_not_made_for_ends_one_rollout(fault):
+    script = {"bad": [say(("break", fault))], "good": [say(("echo", "word")), say(("submit", ""))]}
+    bad, good = collect(["bad", "good"], ScriptedEngine(RENDERER, lambda session: script[session.split("/")[1]]))
+    assert good.trajectories[0].reward == 1.0
+    (broken,) = bad.trajectories
+    assert isinstance(broken.reward, Unscored)
+    assert type(FAULTS[fault]).__name__ in broken.reward.reason
+    assert broken.reward.reason.isprintable()
+    assert broken.stop_reason is StopReason.INFRASTRUCTURE
     assert from_json(Trajectory, to_json(broken)) == broken
 
 

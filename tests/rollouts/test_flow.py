@@ -225,8 +225,10 @@ def test_an_environments_own_timeout_error_is_no_timeout_of_the_rollout():
         raise TimeoutError("a bug")
 
     engine = ScriptedEngine(RENDERER, lambda _: [{"role": "assistant", "content": "", "tool_calls": [CALL]}])
-    with pytest.raises(TimeoutError, match="a bug"):
-        asyncio.run(collection(["t"], engine, make_env=lambda t: Env(t, on_step=fail), timeout_s=60.0))
+    groups = asyncio.run(collection(["t"], engine, make_env=lambda t: Env(t, on_step=fail), timeout_s=60.0))
+    (trajectory,) = trajectories(groups).values()
+    assert trajectory.stop_reason is StopReason.INFRASTRUCTURE
+    assert trajectory.reward == Unscored("the environment failed: TimeoutError: a bug")
 
 
 def test_a_cancelled_collection_leaves_no_request_thread_or_session_and_the_engine_goes_on(kind):

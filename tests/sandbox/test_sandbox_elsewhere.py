@@ -18,10 +18,10 @@ import pytest
 from composer_replication.sandbox.opening import available
 
 HERE = Path(__file__).parent
-NO_UNSHARE = HERE.parent / "tools" / "no_unshare.py"
+NO_UNSHARE, SYSTEM_CALLS = (HERE.parent / "tools" / name for name in ("no_unshare.py", "system_calls.py"))
 NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
 ROOT = os.geteuid() == 0
-FILES = ("test_sandbox_containment.py", "test_sandbox_running.py")
+FILES = ("test_sandbox_containment.py", "test_sandbox_kernel.py", "test_sandbox_running.py")
 SUMMARY = """
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.opening import available
@@ -54,6 +54,7 @@ def elsewhere() -> Iterator[Path]:
         ignored = shutil.ignore_patterns("__pycache__", "projects")
         shutil.copytree(found, top / "packages" / name, ignore=ignored, copy_function=shutil.copyfile)
     shutil.copyfile(importlib.util.find_spec("py").origin, top / "packages" / "py.py")
+    shutil.copyfile(SYSTEM_CALLS, top / "packages" / SYSTEM_CALLS.name)
     (top / "tools").mkdir()
     for name in ("conftest.py", *FILES):
         shutil.copyfile(HERE / name, top / name)

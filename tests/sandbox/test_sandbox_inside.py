@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from system_calls import REFUSALS
 
 from composer_replication.sandbox import Command, Limits, Tree
 from composer_replication.sandbox.attempt import processes_with
@@ -48,6 +52,16 @@ def test_a_command_is_run_and_told_of(tmp_path, base):
     assert (report.returncode, report.timed_out, report.not_kept) == (4, False, ())
     assert report.changes == {"keep.txt": b"keepin", "made": b"", "pkg/old.py": None}
     assert kept == {"stdout": b"out", "stderr": b"err", "channel": b"['deep', 'keep.txt', 'made', 'pkg', 'script.sh']"}
+
+
+def test_the_command_is_under_our_filter_whatever_the_daemon_has(tmp_path, base):
+    code = REFUSALS + "os.write(1, json.dumps(told).encode())"
+    with serving(tmp_path, base, code) as process:
+        report, kept = _opened(process.stdout.read())
+    assert report.returncode == 0, kept
+    told = json.loads(kept["stdout"])
+    assert told.pop("clone3") == errno.ENOSYS
+    assert {what: error for what, error in told.items() if error != errno.EPERM} == {}
 
 
 def test_it_ends_when_its_host_does(tmp_path, base):

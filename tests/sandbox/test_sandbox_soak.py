@@ -25,6 +25,17 @@ def test_nothing_is_left_behind():
     assert "reward 1" not in told["outcomes"]
 
 
+@pytest.mark.slow
+def test_hostile_cases_raise_nothing_and_leave_nothing():
+    """The short version of `make fuzz-grader`."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(sys.modules["composer_replication"].__file__).parents[1])}
+    command = [sys.executable, str(SOAK.with_name("fuzz_grader.py")), "--count", "120", "--box-every", "10"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["passed"], told["exceptions"], told["left"], told["boxes"]) == (True, 0, {}, 12)
+
+
 LEAVE = """
 import json, subprocess, sys, tempfile
 from pathlib import Path

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.sandbox.grading import submission
 from composer_replication.sandbox.grading.submission import is_editable, read_submission
 from composer_replication.types import TaskSpec
 
@@ -50,8 +51,8 @@ def workspace(pristine, tmp_path) -> Path:
 
 
 def read(pristine, workspace, spec=TASK, **options):
-    submission = read_submission(spec, pristine, workspace, **options)
-    return submission.changes, submission.rejected
+    found = read_submission(spec, pristine, workspace, **options)
+    return found.changes, found.rejected
 
 
 @pytest.mark.parametrize(
@@ -110,10 +111,27 @@ def test_links_and_special_files_are_not_taken(pristine, workspace, tmp_path):
     assert read(pristine, workspace) == ({}, ("link", "src/calc.py", "src/hard.py", "src/pipe.py"))
 
 
-def test_hard_links_within_the_workspace_are_files(pristine, workspace):
+def test_a_changed_file_with_a_second_name_is_not_taken(pristine, workspace):
+    """Also within the workspace: names can be moved while they are counted. What nobody changed may have any number."""
     (workspace / "src/a.py").write_text("twin")
     os.link(workspace / "src/a.py", workspace / "src/b.py")
-    assert read(pristine, workspace) == ({"src/a.py": b"twin", "src/b.py": b"twin"}, ())
+    os.link(workspace / "src/calc.py", workspace.parent / "elsewhere")
+    assert read(pristine, workspace) == ({}, ("src/a.py", "src/b.py"))
+
+
+def test_a_workspace_that_is_a_link_is_refused(pristine, workspace, tmp_path):
+    (tmp_path / "to").symlink_to(workspace)
+    with pytest.raises(OSError, match="to"):
+        read(pristine, tmp_path / "to")
+
+
+def test_of_a_workspace_with_too_many_files_nothing_is_taken(pristine, workspace, monkeypatch):
+    (workspace / "src/calc.py").write_text("new")
+    (workspace / "many").mkdir()
+    for number in range(40):
+        (workspace / "many" / str(number)).touch()
+    monkeypatch.setattr(submission, "_MOST_ENTRIES", 40)
+    assert read(pristine, workspace) == ({}, ("everything: it holds more than 40 files and folders",))
 
 
 def test_a_folder_replaced_by_a_link_deletes_nothing(pristine, workspace, tmp_path):

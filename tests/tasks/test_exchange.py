@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harbor_tasks import foreign
 from in_process import composer_here
 
 from composer_replication.sandbox import open_sandbox
@@ -81,9 +82,9 @@ def test_the_exported_grader_agrees_with_ours(exported: list[Path], tmp_path: Pa
 WITHOUT_A_SANDBOX = """
 import runpy, sys
 sys.path.insert(0, sys.argv[1] + "/grader")
-from composer_replication.sandbox.backends import linux
+from composer_replication.sandbox.backends import linux, seccomp
 linux.no_new_privs()
-linux.answer_syscalls({"x86_64": (272, 444), "aarch64": (97, 444)}, 1)  # unshare and landlock_create_ruleset are not permitted
+linux.load_filter(seccomp.compiled({"landlock_create_ruleset": 1}))  # it refuses unshare by itself
 sys.argv[:] = [sys.argv[1] + "/grade.py", *sys.argv[1:]]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -247,31 +248,6 @@ def test_what_was_exported_comes_back_as_it_was(tasks: list[Task], exported: lis
     assert [load_task(task.root).spec for task in back] == [task.spec for task in tasks]
 
 
-FOREIGN = {
-    "task.toml": '[task]\nname = "someone/rates"\n',
-    "instruction.md": "Convert rates, and write the summary.\n",
-    "environment/Dockerfile": "FROM python:3.13-slim\nRUN pip install pytest \\\n  && mkdir -p /x\nWORKDIR /app\nCOPY src/ .\n",
-    "environment/src/rates.py": "def convert(x):\n    raise NotImplementedError\n\n\ndef same(x):\n    return x\n",
-    "solution/solve.sh": "#!/bin/bash\ncp /solution/rates.py /app/rates.py\ncd /app\necho 'TOTAL = 3' > summary.py\n",
-    "solution/rates.py": "def convert(x):\n    return 2 * x\n\n\ndef same(x):\n    return x\n",
-    "tests/test.sh": "#!/bin/bash\ncurl -LsSf https://example.invalid/uv | sh\npytest /tests/test_rates.py\n",
-    "tests/test_rates.py": (
-        "import rates\n\n\ndef test_convert():\n    assert rates.convert(2) == 4\n"
-        "\n\ndef test_same():\n    assert rates.same(1) == 1\n"
-        "\n\ndef test_summary():\n    import summary\n    assert summary.TOTAL == 3\n"
-    ),
-}
-
-
-def foreign(folder: Path, changed: Mapping[str, str | None] | None = None) -> Path:
-    """Write the foreign task with other files, or without some."""
-    for path, text in {**FOREIGN, **(changed or {})}.items():
-        if text is not None:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text)
-    return folder
-
-
 def test_a_foreign_task_that_can_be_expressed(tmp_path: Path) -> None:
     (task,), refused = import_harbor(foreign(tmp_path / "rates"), tmp_path / "out", sandbox=open_sandbox(), python=PYTHON)
     assert refused == []
@@ -338,6 +314,7 @@ def test_what_cannot_be_expressed_is_named_with_the_reason(tmp_path: Path) -> No
     for refusal, reason in zip(refused, REFUSALS, strict=True):
         assert reason in refusal.reason, refusal
     assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
     with pytest.raises(TaskError, match="holds no Harbor task"):
         import_harbor(tmp_path / "out", tmp_path, sandbox=open_sandbox(), python=PYTHON)
 
@@ -355,7 +332,7 @@ def test_export_and_import_from_the_command_line(tasks: list[Task], tmp_path: Pa
     foreign(tmp_path / "harbor" / "strange")
     (tmp_path / "harbor" / "strange" / "solution" / "solve.sh").unlink()
     back = composer_here("tasks", "import", "harbor", tmp_path / "harbor", "--out", tmp_path / "back")
-    assert back.returncode == 0, back.stderr
+    assert back.returncode == 1, back.stderr
     assert back.stdout.splitlines() == [
         "not imported: strange: it has no solution/solve.sh to prove it with",
         f"2 of 3 Harbor tasks imported into {tmp_path / 'back'}",

@@ -51,6 +51,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.repeats_key = False
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -58,7 +59,14 @@ class Writer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 question = body["messages"][-1]["content"]
                 owner.asked.append(question)
-                text = f"`price` must do this: {BODY}" if "`price`" in question else "Bring `count` back: it says how many."
+                key = self.headers.get("Authorization", "").removeprefix("Bearer ")
+                text = (
+                    f"Bring it back, with {key} \x1b[2J."
+                    if owner.repeats_key
+                    else f"`price` must do this: {BODY}"
+                    if "`price`" in question
+                    else "Bring `count` back: it says how many."
+                )
                 message = {"role": "assistant", "content": text}
                 choice = {"index": 0, "message": message, "finish_reason": "stop"}
                 answer = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice]}
@@ -94,10 +102,10 @@ def built(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory)
     return out
 
 
-def describe(folder: Path, writer: Writer) -> subprocess.CompletedProcess[str]:
+def describe(folder: Path, writer: Writer, key_variable: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from composer_replication.cli import main; main()", "tasks", "describe", str(folder)]
     return subprocess.run(
-        [*command, "--model", "m", "--base-url", writer.url, "--api-key-env", ""], capture_output=True, text=True
+        [*command, "--model", "m", "--base-url", writer.url, "--api-key-env", key_variable], capture_output=True, text=True
     )
 
 
@@ -120,6 +128,24 @@ def test_texts_are_used_unless_they_give_the_code_away(built: Path, writer: Writ
     asked = len(writer.asked)
     assert describe(folder, writer).returncode == 0
     assert len(writer.asked) == asked, "answers are kept"
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_repeats_the_key_puts_it_into_no_file(
+    built: Path, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "proxy-REDTEAM-9fKq27LmZx81TnVb"
+    monkeypatch.setenv("REDTEAM_KEY", key)
+    writer.repeats_key = True
+    folder = tmp_path / "tasks"
+    shutil.copytree(built, folder)
+    done = describe(folder, writer, "REDTEAM_KEY")
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 instructions written by m" in done.stdout
+    assert "[REDACTED]" in load_tasks(folder)[0].spec.instruction
+    held = [path.name for path in folder.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    assert held == []
+    assert key not in done.stdout + done.stderr
 
 
 @pytest.mark.slow

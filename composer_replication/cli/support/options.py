@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
-from rich.console import Console
 
+from composer_replication.observe.console import Console
 from composer_replication.sandbox import SandboxKind
 from composer_replication.sandbox.opening import check_kind
 from composer_replication.types.errors import ConfigError

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import broadcast_object_list
-from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -20,6 +19,7 @@ from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import save_checkpoint
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir, Terminal
+from composer_replication.observe.console import Console
 from composer_replication.recipes.mesh.errors import in_time
 from composer_replication.recipes.mesh.member import Member
 from composer_replication.recipes.mesh.protocol import Handle, Port, WeightHandle

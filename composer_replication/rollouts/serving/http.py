@@ -17,11 +17,15 @@ from typing import Any, TypeVar
 import openai
 
 from composer_replication.types.errors import ConfigError, ModelError
+from composer_replication.types.plain_text import visible
+from composer_replication.types.secrets import without_secrets
 
 KEY_VARIABLE = "COMPOSER_SERVER_KEY"
 """Environment variable with the server's `--api-key`, where it has one."""
 
 _CONNECT_S = 10.0
+_MOST_READ, _LONGEST_MESSAGE = 20_000, 500
+"""Characters of a server's error that are looked at, and of them that are shown."""
 _BUSY = frozenset({429, 503})
 _NEVER_SENT = frozenset({"ConnectError", "ConnectTimeout"})
 """Names of transport errors before a request has left; by name, because their library depends on the version of openai."""
@@ -127,25 +131,25 @@ class Http:
     def _refused(self, path: str, error: openai.APIStatusError) -> ModelError | RefusedError:
         if error.status_code in (401, 403):
             return ModelError(
-                f"{self.url}{path} answered HTTP {error.status_code}: {_words(error)}",
+                f"{self.url}{path} answered HTTP {error.status_code}: {self._words(error)}",
                 fix=f"put the server's key into the environment variable {KEY_VARIABLE}",
             )
         if error.status_code in _BUSY:
             return ModelError(
-                f"{self.url}{path} is busy: HTTP {error.status_code} {self._attempts} times in a row: {_words(error)}",
+                f"{self.url}{path} is busy: HTTP {error.status_code} {self._attempts} times in a row: {self._words(error)}",
                 fix="wait until it has started or other clients leave it room",
             )
-        return RefusedError(self.url, path, error.status_code, _words(error))
+        return RefusedError(self.url, path, error.status_code, self._words(error))
 
     def _unreachable(self, error: openai.APIConnectionError) -> ModelError:
         return ModelError(
-            f"no server can be reached at {self.url}: {error.__cause__ or error}",
+            f"no server can be reached at {self.url}: {self._clean(str(error.__cause__ or error))}",
             fix="start it and wait until it answers, or correct the address",
         )
 
     def _broken(self, path: str, error: openai.APIConnectionError) -> ModelError:
         return ModelError(
-            f"the connection to {self.url}{path} broke before the answer was whole: {error.__cause__ or error}",
+            f"the connection to {self.url}{path} broke before the answer was whole: {self._clean(str(error.__cause__ or error))}",
             fix="the server was killed or crashed: look at its log, start it again, then repeat the command",
         )
 
@@ -155,19 +159,22 @@ class Http:
             fix="raise the limit if one answer may take that long; otherwise look at the server's log",
         )
 
+    def _words(self, error: openai.APIStatusError) -> str:
+        """Return the server's own message: vLLM's is an object, SGLang's an object or a text."""
+        body = error.body if isinstance(error.body, dict) else {}
+        said = body.get("message") or body.get("detail") or error.response.text or error.message
+        return self._clean(" ".join(str(said).split()))
+
+    def _clean(self, said: str) -> str:
+        """Make a server's words fit for a message: without the key it was sent, without control characters, and short."""
+        return visible(without_secrets(said[:_MOST_READ], self._client.api_key))[:_LONGEST_MESSAGE]
+
 
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _words(error: openai.APIStatusError) -> str:
-    """Return the server's own message: vLLM's is an object, SGLang's an object or a text."""
-    body = error.body if isinstance(error.body, dict) else {}
-    said = body.get("message") or body.get("detail") or error.response.text or error.message
-    return " ".join(str(said).split())[:500]
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: openai.AsyncOpenAI) -> None:

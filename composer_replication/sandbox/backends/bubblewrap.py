@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import os
 
-from composer_replication.sandbox.backends.namespaces import BOX_UID, ETC_FILES, SYSTEM_FOLDERS, enter_user_namespace
+from composer_replication.sandbox.backends import linux, seccomp
+from composer_replication.sandbox.backends.namespaces import (
+    BOX_UID,
+    ETC_FILES,
+    KEY_LIST,
+    SYSTEM_FOLDERS,
+    enter_user_namespace,
+)
 from composer_replication.sandbox.backends.stage import Stage, mount_stage
-from composer_replication.sandbox.backends.supervisor import Started, fork_command, open_cgroups
+from composer_replication.sandbox.backends.supervisor import Started, fork_command, open_cgroups, raised
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
 
@@ -16,8 +23,21 @@ def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
     enter_user_namespace(0)
     stage = mount_stage(request.scratch)
     changes = stage.lay_out(request)
-    pid = fork_command(request, fds, error_fd, argv=_arguments(stage, request), env={}, directory="/", cgroups=cgroups)
+    argv = [request.program, *filter_options(), *_arguments(stage, request)]
+    pid = fork_command(
+        request, fds, error_fd, argv=argv, env={}, directory="/", cgroups=cgroups, confine=linux.join_session_keyring
+    )
     return Started(pid=pid, changes=changes, returncode=_returncode, finish=stage.disk_full)
+
+
+def filter_options() -> list[str]:
+    """Return the options that name a descriptor from which bwrap reads the filter of system calls. It loads the filter last and
+    closes the descriptor."""
+    (fd,) = raised([os.memfd_create("filter")])
+    os.write(fd, seccomp.box_filter())
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.set_inheritable(fd, True)
+    return ["--seccomp", str(fd)]
 
 
 def _arguments(stage: Stage, request: BoxRequest) -> list[str]:
@@ -25,7 +45,7 @@ def _arguments(stage: Stage, request: BoxRequest) -> list[str]:
     tmp, empty, etc = f"{top}/tmp", f"{top}/empty", f"{top}/etc"
     for folder in (tmp, empty, etc):
         os.mkdir(folder)
-    argv = [request.program, "--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(BOX_UID), "--gid", str(BOX_UID)]
+    argv = ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(BOX_UID), "--gid", str(BOX_UID)]
     argv += ["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv", "--ro-bind", "/usr", "/usr"]
     for name in SYSTEM_FOLDERS:
         if os.path.islink(f"/{name}"):
@@ -39,6 +59,8 @@ def _arguments(stage: Stage, request: BoxRequest) -> list[str]:
     argv += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
     for name in ("proc", "dev"):
         argv += [f"--{name}", f"/{name}", "--remount-ro", f"/{name}"]
+    if os.path.exists(KEY_LIST):
+        argv += ["--ro-bind", "/dev/null", KEY_LIST]
     for path in ("/tmp", "/dev/shm"):
         argv += ["--bind", tmp, path]
     for path in request.binds:

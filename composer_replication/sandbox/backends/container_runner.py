@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from composer_replication.sandbox.backends import linux
+from composer_replication.sandbox.backends import linux, seccomp
 from composer_replication.sandbox.backends.cgroup import Cgroups, UsageMeter
 from composer_replication.sandbox.backends.pump import Pump
 from composer_replication.sandbox.backends.stage import apply_changes
@@ -102,8 +102,13 @@ def _start(request: BoxRequest, fds: BoxFds, error_fd: int, tree: bytes, room: P
     lay_out(tree, repo)
     apply_changes(str(repo), request.changes)
     env = {**request.env, "HOME": str(tmp), "TMPDIR": str(tmp)}
-    pid = fork_command(request, fds, error_fd, argv=request.argv, env=env, directory=str(repo))
+    pid = fork_command(request, fds, error_fd, argv=request.argv, env=env, directory=str(repo), confine=_seal)
     return Started(pid=pid, changes=_changes(tree, repo, spare), finish=lambda: os.statvfs(room).f_bfree < _FULL_BLOCKS)
+
+
+def _seal() -> None:
+    """Load our filter besides the daemon's, which may be switched off and allows more, such as tracing and most sockets."""
+    seccomp.seal(seccomp.box_filter())
 
 
 def lay_out(tree: bytes, folder: Path) -> None:

@@ -128,7 +128,6 @@ def open_docker(kind: str, image: str) -> DockerSandbox:
 
 
 def _isolation(kind: str, image: str, digest: str, facts: Mapping[str, Any]) -> Isolation:
-    filtered = any("seccomp" in option for option in facts.get("SecurityOptions") or ())
     counted = f"cgroup v{facts.get('CgroupVersion', '1')} of Docker {facts.get('ServerVersion', '')} (memory, pids)"
     return Isolation(
         name=kind,
@@ -136,7 +135,7 @@ def _isolation(kind: str, image: str, digest: str, facts: Mapping[str, Any]) -> 
         files=f"no host files but the interpreter, read-only; /usr of {image} ({digest[:19]})",
         user=f"uid {BOX_UID}, no capabilities",
         limits=f"{counted}, rlimits, sized tmpfs",
-        missing=() if filtered else ("a filter of system calls (the daemon has no seccomp)",),
+        missing=("shared files: sandboxes that run at the same time can see that others lock and open files of the interpreter",),
     )
 
 

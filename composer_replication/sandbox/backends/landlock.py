@@ -11,13 +11,14 @@ import errno
 import os
 import struct
 from collections.abc import Iterable
+from functools import cache
 
-from composer_replication.sandbox.backends import linux
+from composer_replication.sandbox.backends import linux, seccomp
 from composer_replication.sandbox.backends.supervisor import Started
+from composer_replication.sandbox.backends.syscalls import METADATA, SHARED_MEMORY
 from composer_replication.sandbox.backends.unsafe import start_in_copy
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _GET_VERSION, _RULE_PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
@@ -28,32 +29,18 @@ _NET_TCP, _SCOPE_ABSTRACT_UNIX_AND_SIGNALS = 3, 3
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache", "/etc/alternatives")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
-_REFUSED = {
-    "x86_64": {
-        "socket": 41, "ptrace": 101, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298,
-        "process_vm_readv": 310, "process_vm_writev": 311, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425,
-        "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "pidfd_getfd": 438,
-    },
-    "aarch64": {
-        "socket": 198, "ptrace": 117, "add_key": 217, "request_key": 218, "keyctl": 219, "unshare": 97, "perf_event_open": 241,
-        "process_vm_readv": 270, "process_vm_writev": 271, "bpf": 280, "userfaultfd": 282, "io_uring_setup": 425,
-        "shmget": 194, "semget": 190, "msgget": 186, "mq_open": 180, "pidfd_getfd": 438,
-    },
-}  # fmt: skip
-"""No socket of any family (pairs are allowed), no looking into other processes, none of the interfaces around the filter."""
+_REFUSED = dict.fromkeys(("socket", *SHARED_MEMORY), errno.EPERM)
+"""No socket of any family (pairs are allowed), and no memory, semaphores or messages that other sandboxes could open: there is no
+namespace around them."""
 
-_METADATA = {
-    "x86_64": (90, 91, 92, 93, 94, 132, 188, 189, 190, 197, 198, 199, 235, 260, 261, 268, 280, 452, 463, 466, 469),
-    "aarch64": (5, 6, 7, 14, 15, 16, 52, 53, 54, 55, 88, 452, 463, 466, 469),
-}
-"""System calls that change modes, owners, times and extended attributes. Landlock does not cover them, so for a user who owns
-files outside the sandbox they succeed without effect."""
+_METADATA = dict.fromkeys(METADATA, 0)
+"""Landlock does not cover these calls, so for a user who owns files outside the sandbox they succeed without effect."""
 
 
 def abi_version() -> int:
     """Return the kernel's Landlock version; 0 where there is none or it is switched off."""
     try:
-        return linux.syscall("landlock_create_ruleset", _CREATE_RULESET, None, 0, _GET_VERSION)
+        return linux.syscall("landlock_create_ruleset", None, 0, _GET_VERSION)
     except OSError:
         return 0
 
@@ -73,11 +60,18 @@ def _confine(request: BoxRequest, box: str) -> None:
         os.setresuid(request.uid, request.uid, request.uid)
     linux.drop_capabilities()
     linux.die_with_parent()
-    linux.syscall("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)
+    linux.syscall("landlock_restrict_self", ruleset, 0)
     os.close(ruleset)
-    linux.answer_syscalls({machine: tuple(calls.values()) for machine, calls in _REFUSED.items()}, errno.EPERM)
-    if request.uid is None:
-        linux.answer_syscalls(_METADATA, 0)
+    seccomp.seal(box_filter(metadata=request.uid is not None))
+
+
+@cache
+def box_filter(*, metadata: bool) -> bytes:
+    """Return the filter of system calls; without `metadata`, calls that change modes, owners or times have no effect.
+
+    Raises OSError like `seccomp.compiled`.
+    """
+    return seccomp.compiled(_REFUSED if metadata else _REFUSED | _METADATA)
 
 
 def _ruleset(request: BoxRequest, box: str) -> int:
@@ -88,7 +82,7 @@ def _ruleset(request: BoxRequest, box: str) -> int:
         attributes += struct.pack("Q", _NET_TCP)
     if abi >= 6:
         attributes += struct.pack("Q", _SCOPE_ABSTRACT_UNIX_AND_SIGNALS)
-    ruleset = linux.syscall("landlock_create_ruleset", _CREATE_RULESET, attributes, len(attributes), 0)
+    ruleset = linux.syscall("landlock_create_ruleset", attributes, len(attributes), 0)
     _allow(ruleset, handled, [f"{box}/repo", f"{box}/tmp"])
     _allow(ruleset, handled & (_READ_FILE | _WRITE_FILE), _DEVICES)
     for path in (*_SYSTEM, *request.binds, f"/proc/{os.getpid()}"):
@@ -119,5 +113,5 @@ def _allow(ruleset: int, rights: int, paths: Iterable[str]) -> None:
         rule = struct.pack("=Qi", allowed, fd)
         if allowed:
             buffer = ctypes.create_string_buffer(rule, len(rule))
-            linux.syscall("landlock_add_rule", _ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(buffer), 0)
+            linux.syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, ctypes.byref(buffer), 0)
         os.close(fd)

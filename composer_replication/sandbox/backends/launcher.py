@@ -21,7 +21,7 @@ import types
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from composer_replication.sandbox.backends import bubblewrap, landlock, namespaces, unsafe
+from composer_replication.sandbox.backends import bubblewrap, landlock, linux, namespaces, seccomp, unsafe
 from composer_replication.sandbox.backends.cgroup import Cgroups, UsageMeter
 from composer_replication.sandbox.backends.supervisor import (
     SETUP_ERRORS,
@@ -63,6 +63,8 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if warm:
         _preload()
+    if backend != "unsafe-subprocess":
+        _prepare_seal()
     gc.disable()
     gc.freeze()
     news, news_end = os.pipe()
@@ -96,6 +98,16 @@ def main(
     list(_buried(0, cgroups, owner))
     shutil.rmtree(scratch, ignore_errors=True)
     return None
+
+
+def _prepare_seal() -> None:
+    """Do once what no sandbox has to repeat: compile the filters of system calls, and leave the host's session keyring, so that a
+    sandbox that gets none of its own, for lack of quota, has nothing of the host's either."""
+    with contextlib.suppress(OSError):  # each sandbox says why it cannot be sealed
+        linux.join_session_keyring()
+        seccomp.box_filter()
+        for metadata in (False, True):
+            landlock.box_filter(metadata=metadata)
 
 
 def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: Cgroups | None, owner: int) -> None:

@@ -1,17 +1,19 @@
 """The Linux system calls that sandboxes are built from, through ctypes: each raises OSError with the call's name.
 
-Numbers without a C library wrapper (`open_tree` and its kin, Landlock, `pivot_root`) come from the kernel's
-`asm-generic/unistd.h` and `asm/unistd_64.h`; structures from `linux/mount.h`, `linux/capability.h` and `linux/filter.h`.
+Calls without a wrapper in the C library (`open_tree` and its kin, Landlock, `pivot_root`) are made by their numbers in
+`syscalls.py`; structures come from `linux/mount.h`, `linux/capability.h` and `linux/filter.h`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
-import platform
 import socket
 import struct
+
+from composer_replication.sandbox.backends.syscalls import number_of
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -23,13 +25,11 @@ _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_SYMLINKS = 1, 0x04, 0x10
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER = 1, 4, 24, 22, 36
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
-_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
-_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_KEYCTL_JOIN_SESSION_KEYRING = 1
 _SIGKILL = 9
 _IN_CLOSE_WRITE, _IN_MOVED_TO = 0x08, 0x80
 _INOTIFY_EVENT = struct.Struct("iIII")
-_SECCOMP_MODE_FILTER = 2
+_SECCOMP_MODE_FILTER, _SOCK_FILTER_BYTES = 2, 8
 _CAP_SETPCAP = 8
 _CAPABILITY_VERSION_3 = struct.pack("Ii", 0x20080522, 0)
 
@@ -44,10 +44,16 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def syscall(what: str, number: int, *args: object) -> int:
-    """Make the raw system call `number`; integers are passed as longs, bytes and ctypes pointers as they are."""
+def syscall(name: str, *args: object, about: str = "") -> int:
+    """Make a system call of `syscalls.NUMBERS`; integers are passed as longs, bytes and ctypes pointers as they are.
+
+    `about` is what an error names besides the call. Raises OSError.
+    """
+    number = number_of(name)
+    if number is None:
+        raise OSError(errno.ENOSYS, f"{name}: this machine does not have it")
     converted = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
-    return _check(_libc.syscall(ctypes.c_long(number), *converted), what)
+    return _check(_libc.syscall(ctypes.c_long(number), *converted), f"{name} {about}".rstrip())
 
 
 def _prctl(what: str, *args: int) -> int:
@@ -78,12 +84,12 @@ def bind(source: str, target: str) -> None:
     read_only = _MountAttr(attr_set=MS_RDONLY | MS_NOSUID)
     size = ctypes.sizeof(read_only)
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
-    tree = syscall(f"open_tree {source}", _SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), flags)
+    tree = syscall("open_tree", _AT_FDCWD, os.fsencode(source), flags, about=source)
     try:
         flags = _AT_EMPTY_PATH | _AT_RECURSIVE
-        syscall(f"mount_setattr {target}", _SYS_MOUNT_SETATTR, tree, b"", flags, ctypes.byref(read_only), size)
+        syscall("mount_setattr", tree, b"", flags, ctypes.byref(read_only), size, about=target)
         flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_SYMLINKS
-        syscall(f"move_mount to {target}", _SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), flags)
+        syscall("move_mount", tree, b"", _AT_FDCWD, os.fsencode(target), flags, about=f"to {target}")
     finally:
         os.close(tree)
 
@@ -96,7 +102,7 @@ def umount(target: str, flags: int = 0) -> None:
 def pivot_root(new_root: str) -> None:
     """Make `new_root` (a mount point) the root and unmount the old one."""
     os.chdir(new_root)
-    syscall("pivot_root", _SYS_PIVOT_ROOT[platform.machine()], b".", b".")
+    syscall("pivot_root", b".", b".")
     umount(".", MNT_DETACH)
     os.chdir("/")
 
@@ -177,25 +183,25 @@ class _SockFprog(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-def answer_syscalls(numbers: dict[str, tuple[int, ...]], error: int) -> None:
-    """Answer the system calls listed for this machine with `error` (0: success) without carrying them out.
+def load_filter(program: bytes) -> None:
+    """Put this process, and all that it starts, under a filter of system calls: a BPF program. Needs `no_new_privs`.
 
-    Calls of another architecture kill the process, and on x86-64 the x32 numbers (bit 30) are answered as well. Needs
-    `no_new_privs`. Of several filters the strictest answer counts.
+    Of several filters the strictest answer counts. Raises OSError.
     """
-    machine = platform.machine()
-    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
-    refuse, allow, kill = 0x00050000 | error, 0x7FFF0000, 0x80000000
-
-    def op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-        return struct.pack("HBBI", code, if_true, if_false, value)
-
-    listed = numbers[machine]
-    program = [op(load, 4), op(equal, _AUDIT_ARCH[machine], 1, 0), op(answer, kill), op(load, 0)]
-    program.append(op(at_least, 0x40000000, len(listed) + 1, 0))
-    program.extend(op(equal, number, len(listed) - index) for index, number in enumerate(listed))
-    program.extend([op(answer, allow), op(answer, refuse)])
-    code = ctypes.create_string_buffer(b"".join(program))
-    fprog = _SockFprog(length=len(program), filter=ctypes.cast(code, ctypes.c_void_p))
+    code = ctypes.create_string_buffer(program, len(program))
+    fprog = _SockFprog(length=len(program) // _SOCK_FILTER_BYTES, filter=ctypes.cast(code, ctypes.c_void_p))
     arguments = (ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(fprog), ctypes.c_ulong(0), ctypes.c_ulong(0))
     _check(_libc.prctl(ctypes.c_int(_PR_SET_SECCOMP), *arguments), "prctl SECCOMP")
+
+
+def join_session_keyring() -> None:
+    """Leave the session keyring that this process inherited for a new, empty one.
+
+    Where keyctl is refused by a filter of the host there is nothing to leave: the keys are out of reach already. Where the user
+    has no key left of their quota (/proc/sys/kernel/keys/maxkeys) the process keeps the keyring it has. Raises OSError.
+    """
+    try:
+        syscall("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, None, about="JOIN_SESSION_KEYRING")
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.EDQUOT):
+            raise

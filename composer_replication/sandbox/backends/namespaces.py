@@ -11,7 +11,7 @@ import socket
 from collections.abc import Sequence
 from typing import NoReturn
 
-from composer_replication.sandbox.backends import linux
+from composer_replication.sandbox.backends import linux, seccomp
 from composer_replication.sandbox.backends.stage import Stage, mount_stage, write_id_maps
 from composer_replication.sandbox.backends.supervisor import (
     SETUP_ERRORS,
@@ -31,6 +31,8 @@ from composer_replication.sandbox.request import BoxFds, BoxRequest
 BOX_UID = 65534
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """Top-level folders besides /usr that a program may be linked against: symbolic links into /usr, or separate folders."""
+KEY_LIST = "/proc/keys"
+"""Names the keys of the user, also those made outside the sandbox, and is hidden for that."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _READY = b"ready"
 _MESSAGE = 4000
@@ -164,6 +166,8 @@ def _mount_proc(target: str) -> None:
     linux.mount("proc", target, "proc", flags)
     with open(f"{target}/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
         file.write("1")
+    if os.path.exists(KEY_LIST):
+        linux.mount("/dev/null", f"{target}/{os.path.basename(KEY_LIST)}", "", linux.MS_BIND)
     linux.mount("", target, "", flags | linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY)
 
 
@@ -206,9 +210,9 @@ def _command(connection: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
         join_cgroups(cgroups)
         linux.unshare(linux.CLONE_NEWUSER)
         write_id_maps(BOX_UID, 0, 0, proc_fd)
-        linux.no_new_privs()
         linux.drop_bounding_set()
         linux.drop_capabilities()
+        seccomp.seal(seccomp.box_filter())
         os.write(connection, _READY)
     except SETUP_ERRORS as error:
         os.write(connection, str(error).encode()[:_MESSAGE])

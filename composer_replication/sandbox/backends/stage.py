@@ -42,7 +42,8 @@ class Stage:
         them astray; deleted ones become whiteouts.
         """
         top, overlay = os.path.dirname(self.root), request.overlay
-        options = f"size={request.disk_mb}m,nr_inodes={max(1024, request.disk_mb * 64)}"
+        held_kib, held_files = _space_of(request.changes)  # an agent that fills one sandbox must not break the next
+        options = f"size={request.disk_mb * 1024 + held_kib}k,nr_inodes={max(1024, request.disk_mb * 64) + held_files}"
         linux.mount("", top, "", _FLAGS | linux.MS_REMOUNT, options)
         base = os.open(request.base, os.O_RDONLY | os.O_DIRECTORY)
         lower, upper, work = f"/proc/self/fd/{base}", f"{top}/upper", f"{top}/work"
@@ -60,6 +61,13 @@ class Stage:
             return read_changes(written, base, overlay=overlay, most_files=most_files, most_bytes=most_bytes)
 
         return changes
+
+
+def _space_of(changes: Mapping[str, bytes | None]) -> tuple[int, int]:
+    """Return KiB of the pages, and files with their folders, that changes take."""
+    pages = sum((len(content or b"") + 4095) // 4096 for content in changes.values())
+    folders = {path[:end] for path in changes for end, character in enumerate(path) if character == "/"}
+    return 4 * pages, len(changes) + len(folders)
 
 
 def mount_stage(scratch: str) -> Stage:

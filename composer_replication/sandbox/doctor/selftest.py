@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from composer_replication.sandbox.attempt import open_attempt
-from composer_replication.sandbox.doctor.probes import PROBES, Probe
+from composer_replication.sandbox.doctor.probe import Probe
+from composer_replication.sandbox.doctor.probes import PROBES
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.types.errors import SandboxError
 
@@ -32,7 +33,7 @@ class ProbeResult:
     tries: str
     verdict: ProbeVerdict
     detail: tuple[str, ...] = ()
-    """The attacks that got through, or why nothing is known."""
+    """The attacks that got through, with the reason where it is admitted; or why nothing is known."""
 
 
 @runtime_checkable
@@ -65,8 +66,9 @@ def _try_out(sandbox: Sandbox, probe: Probe) -> ProbeResult:
         got = sandbox.escapes(probe.name) if isinstance(sandbox, Elsewhere) else escapes(sandbox, probe)
     except SandboxError as error:
         return ProbeResult(probe=probe.name, tries=probe.tries, verdict=ProbeVerdict.BROKEN, detail=(error.message,))
-    verdict = ProbeVerdict.BLOCKED
+    verdict, reasons = ProbeVerdict.BLOCKED, []
     if got:
-        admitted = any(phrase.startswith(probe.excuses) for phrase in sandbox.isolation.missing) if probe.excuses else False
-        verdict = ProbeVerdict.ADMITTED if admitted else ProbeVerdict.OPEN
-    return ProbeResult(probe=probe.name, tries=probe.tries, verdict=verdict, detail=tuple(dict.fromkeys(got)))
+        reasons = [phrase for phrase in sandbox.isolation.missing if probe.excuses and phrase.startswith(probe.excuses)]
+        verdict = ProbeVerdict.ADMITTED if reasons else ProbeVerdict.OPEN
+    detail = dict.fromkeys([*got, *(f"not enforced: {phrase}" for phrase in reasons)])
+    return ProbeResult(probe=probe.name, tries=probe.tries, verdict=verdict, detail=tuple(detail))

@@ -29,13 +29,13 @@ from composer_replication.sandbox.grading.calls import wrong_calls
 from composer_replication.sandbox.grading.held_out import HiddenTests, any_order, lay_out
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.grading.submission import Submission, read_submission
-from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
+from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree, signal_name
 from composer_replication.sandbox.single_flight import SingleFlightCache
 from composer_replication.types import GradeReport, Outcome, TaskSpec, Unscored, from_json, to_json
 from composer_replication.types.errors import SandboxError, StorageError, TaskError
 
 _NAMED_TESTS = 5
-"""How many failed tests a report's reasons name."""
+"""How many failed tests, and files that could not be imported, a report's reasons name."""
 _MOST_VERDICTS = 4096
 
 
@@ -257,7 +257,7 @@ def _reasons(task: TaskSpec, run: TestRun, outcomes: Mapping[str, Outcome], limi
         lost = [test_id for test_id in ids if test_id in failed]
         if lost:
             reasons.append(f"{len(lost)} of {len(ids)} {name} tests did not pass")
-    reasons.extend(run.collect_errors)
+    reasons.extend(run.collect_errors[:_NAMED_TESTS])
     for test_id in list(failed)[:_NAMED_TESTS]:
         message = run.failures.get(test_id)
         reasons.append(f"{test_id}: {failed[test_id]}" + (f" ({message})" if message else ""))
@@ -274,7 +274,7 @@ def _ending_reasons(run: TestRun, limits: Limits) -> tuple[str, ...]:
     if run.ending is Ending.OUTPUT_LIMIT:
         return (f"the tests used up their disk ({limits.disk_mb} MB)",)
     if run.ending is Ending.KILLED:
-        return (f"the test process died of {signal.Signals(-run.returncode).name}, and no limit explains it",)
+        return (f"the test process died of {signal_name(-run.returncode)}, and no limit explains it",)
     if all(outcome is Outcome.MISSING for outcome in run.outcomes.values()):
         return (f"the test process ended without a result (exit status {run.returncode})",)
     return ()

@@ -16,6 +16,7 @@ from composer_replication.sandbox.protocol import Command, Ending, ExecResult, L
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.types import Outcome
 from composer_replication.types.errors import TaskError
+from composer_replication.types.plain_text import visible
 
 CoverageByTest: TypeAlias = dict[str, dict[int, frozenset[str]]]
 """Path relative to the root -> line number -> ids of the tests that executed it (lines run at import only are left out)."""
@@ -40,6 +41,8 @@ _ANSWER_BYTES = 64 << 20
 _MOST_UNPACKED, _MOST_JUDGED = 256 << 20, 16 << 20
 """Limits on an unpacked answer, in bytes: about trusted code, and about judged work. A forged answer must not exhaust the host's
 memory, and as Python objects it may be twenty times as large."""
+_MOST_ERRORS, _LONGEST_MESSAGE = 1000, 1000
+"""Of files that could not be imported, and characters of one message."""
 _ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CI": "1", "COVERAGE_CORE": "ctrace"}
 """`CI` makes hypothesis deterministic."""
 
@@ -109,10 +112,7 @@ class CodeRunner:
     def run_with_coverage(self, tree: Tree, extra_args: Sequence[str] = ()) -> tuple[TestRun, CoverageByTest]:
         """Run all tests, and record which test executed which line. Raises TaskError when the interpreter has no coverage."""
         result, answer = self._drive(tree, (), extra_args, coverage=True)
-        measured = (answer or {}).get("coverage") or {"tests": [], "files": {}}
-        sets = [frozenset(tests) for tests in measured["tests"]]
-        lines = {path: {int(line): sets[index] for line, index in table.items()} for path, table in measured["files"].items()}
-        return _test_run(result, answer, ()), lines
+        return _test_run(result, answer, ()), _coverage((answer or {}).get("coverage"))
 
     def run_observed(self, tree: Tree, observer: Mapping[str, Any], extra_args: Sequence[str] = ()) -> tuple[TestRun, Any]:
         """Run all tests, and return what an observer in the test process saw; None when the run did not get to its end.
@@ -147,13 +147,21 @@ class CodeRunner:
     ) -> tuple[ExecResult, dict[str, Any] | None]:
         ordered = {"ids": list(test_ids), "extra": list(extra_args), "plugins": plugins_of(self.sandbox, self.python)}
         request = {"coverage": False, "observer": None, "twice": False, **ordered, **options}
+        require_modules(self.sandbox, self.python, "pytest", *(["coverage"] if request["coverage"] else []))
         result, answer = self.ask(tree, _driver_source(), request, _ENVIRONMENT, judged=bool(test_ids))
-        last_line = result.stderr.rstrip().rpartition(b"\n")[2].decode(errors="replace")
-        if result.ending is Ending.EXITED and result.returncode == 1 and last_line.startswith("ModuleNotFoundError"):
-            for name in ("pytest", "coverage"):
-                if last_line.endswith(f"No module named '{name}'"):
-                    raise TaskError(f"{self.python} has no {name}", fix=f"{self.python} -m pip install {name}")
         return result, answer if isinstance(answer, dict) else None
+
+
+def require_modules(sandbox: Sandbox, python: Path, *names: str) -> None:
+    """Refuse an interpreter that cannot import one of `names`, by what it says of itself before any code under test runs.
+
+    Raises:
+        TaskError: one is missing, or `python` does not run.
+        SandboxError: it did not answer in time.
+    """
+    missing = [name for name in names if name not in sandbox.installation(python).modules]
+    if missing:
+        raise TaskError(f"{python} has no {missing[0]}", fix=f"{python} -m pip install {missing[0]}")
 
 
 def plugins_of(sandbox: Sandbox, python: Path) -> list[str]:
@@ -178,6 +186,21 @@ def read_answer(result: ExecResult, nonce: str, most: int = _MOST_UNPACKED) -> A
         return json.loads(text) if unpacking.eof else None
     except (ValueError, RecursionError, zlib.error):
         return None
+
+
+def _coverage(measured: Any) -> CoverageByTest:
+    """Read what `start_coverage` sent: sets of tests, and by file and line the number of a set. Another shape counts as none."""
+    try:
+        sets = [frozenset(map(str, tests)) for tests in measured["tests"]]
+        return {path: {int(line): sets[index] for line, index in table.items()} for path, table in measured["files"].items()}
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def _said(text: object) -> str:
+    """Return what code under test said, fit for a report: short, and nothing that a terminal obeys."""
+    words = str(text)
+    return visible(words if len(words) <= _LONGEST_MESSAGE else words[:_LONGEST_MESSAGE] + "...")
 
 
 def _test_run(result: ExecResult, answer: dict[str, Any] | None, test_ids: Sequence[str]) -> TestRun:
@@ -206,13 +229,16 @@ def _answered_run(unanswered: TestRun, result: ExecResult, answer: dict[str, Any
     for wanted in test_ids:
         if outcomes[wanted] is Outcome.MISSING and any(t.startswith((wanted + "::", wanted + "[")) for t in seen):
             del outcomes[wanted]
-    failures = {str(test_id): str(message) for test_id, message in answer["failures"].items()}
+    failures = {str(test_id): _said(message) for test_id, message in answer["failures"].items() if test_id in outcomes}
+    errors = answer["collect_errors"]
+    if not isinstance(errors, list):
+        raise TypeError("collect_errors is no list")
     starved = any(message.startswith("MemoryError") for message in failures.values())
     return dataclasses.replace(
         unanswered,
         outcomes=outcomes,
         ending=Ending.OUT_OF_MEMORY if starved else result.ending,
-        collect_errors=tuple(str(error) for error in (*answer["collect_errors"], *_gave_up(answer["status"], result))),
+        collect_errors=tuple(_said(error) for error in (*errors[:_MOST_ERRORS], *_gave_up(answer["status"], result))),
         failures=failures,
     )
 

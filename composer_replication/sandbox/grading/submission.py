@@ -9,8 +9,10 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
+from composer_replication.sandbox.beneath import Entry, OpenFolder, TooManyEntriesError
 from composer_replication.sandbox.changes import LITTER
 from composer_replication.types import TaskSpec
 
@@ -22,6 +24,8 @@ _MAX_FILE_BYTES = 4 << 20
 _CHUNK = 1 << 20
 _MOST_FILES, _MOST_BYTES = 1000, 64 << 20
 """Limits on all files together: work too large for the sandbox gets no verdict, and an agent must not be able to cause that."""
+_MOST_ENTRIES = 200_000
+"""Files and folders of a workspace."""
 _LONGEST_NAME, _LONGEST_PATH = 255, 1000
 """Bytes a file system takes for a name, and the most of a path."""
 
@@ -71,8 +75,11 @@ def read_submission(
 ) -> Submission:
     """Compare a workspace (a folder, or changes to `pristine`) with the task's tree. Raises OSError for an unreadable folder.
 
-    What is more than 1,000 files or 64 MB together is not taken. `reserved` are names of importable modules that a new file on
-    the tests' import path must not shadow.
+    What is more than 1,000 files or 64 MB together is not taken, and of a folder with more than 200,000 files and folders
+    nothing. `reserved` are names of importable modules that a new file on the tests' import path must not shadow.
+
+    A folder may still be changing: nothing outside of it is read, but the files may come from different moments. End the
+    processes that can write to it first where the verdict must be about one state.
     """
     if isinstance(workspace, Path):
         found: Iterator[tuple[str, bytes | None, bool]] = _changed_in_folder(pristine, workspace)
@@ -81,13 +88,16 @@ def read_submission(
     changes: dict[str, bytes | None] = {}
     rejected = []
     room = _MOST_BYTES
-    for path, content, regular in sorted(found, key=lambda item: item[0]):
-        fits = len(changes) < _MOST_FILES and len(content or b"") <= room
-        if fits and regular and is_editable(task, path) and not _shadows(task, pristine, path, reserved):
-            changes[path] = content
-            room -= len(content or b"")
-        else:
-            rejected.append(path)
+    try:
+        for path, content, regular in found:
+            fits = len(changes) < _MOST_FILES and len(content or b"") <= room
+            if fits and regular and is_editable(task, path) and not _shadows(task, pristine, path, reserved):
+                changes[path] = content
+                room -= len(content or b"")
+            else:
+                rejected.append(path)
+    except TooManyEntriesError as error:
+        return Submission({}, (f"everything: {error.strerror}",))
     return Submission(changes, tuple(rejected))
 
 
@@ -104,7 +114,7 @@ def _shadows(task: TaskSpec, pristine: Path, path: str, reserved: frozenset[str]
 
 
 def _changed_in_mapping(pristine: Path, changes: Mapping[str, bytes | None]) -> Iterator[tuple[str, bytes | None, bool]]:
-    for path, content in changes.items():
+    for path, content in sorted(changes.items()):
         pure = PurePosixPath(path)
         inside = not pure.is_absolute() and ".." not in pure.parts and str(pure) == path and _is_plain(path)
         if not inside or _below_link(pristine, path) or len(content or b"") > _MAX_FILE_BYTES:
@@ -120,78 +130,62 @@ def _below_link(root: Path, path: str) -> bool:
 
 
 def _changed_in_folder(pristine: Path, workspace: Path) -> Iterator[tuple[str, bytes | None, bool]]:
-    ours, theirs = _entries(pristine), _entries(workspace, skip_unreadable=True)
-    links: dict[tuple[int, int], int] = {}
-    for info in theirs.values():
-        links[info.st_dev, info.st_ino] = links.get((info.st_dev, info.st_ino), 0) + 1
-    for path, info in theirs.items():
-        before = ours.get(path)
-        if stat.S_ISDIR(info.st_mode):
-            if before is not None and not stat.S_ISDIR(before.st_mode):
-                yield path, None, False
-        elif stat.S_ISLNK(info.st_mode):
-            same = before is not None and stat.S_ISLNK(before.st_mode)
-            if not same or os.readlink(workspace / path) != os.readlink(pristine / path):
-                yield path, None, False
-        elif before is None or not _same(workspace / path, info, pristine / path, before):
-            content = _regular_content(workspace / path)
-            linked_outside = info.st_nlink > links[info.st_dev, info.st_ino]
-            yield path, content, content is not None and not linked_outside
-    for path, info in ours.items():
-        if path not in theirs and not stat.S_ISDIR(info.st_mode) and _parent_is_folder(path, theirs):
-            yield path, None, stat.S_ISREG(info.st_mode)
+    """Compare two folders; at most one file's content is held at a time. Raises OSError as `OpenFolder` does."""
+    with OpenFolder(pristine.resolve()) as base, OpenFolder(workspace) as work:
+        ours, theirs = base.listing(LITTER).entries, work.listing(LITTER, most=_MOST_ENTRIES).entries
+        for path in sorted(ours.keys() | theirs.keys()):
+            before, now = ours.get(path), theirs.get(path)
+            if now is None:
+                if before is not None and not stat.S_ISDIR(before.info.st_mode) and _parent_is_folder(path, theirs):
+                    yield path, None, stat.S_ISREG(before.info.st_mode)
+            elif stat.S_ISDIR(now.info.st_mode):
+                if before is not None and not stat.S_ISDIR(before.info.st_mode):
+                    yield path, None, False
+            elif stat.S_ISLNK(now.info.st_mode):
+                if before is None or not stat.S_ISLNK(before.info.st_mode) or before.target != now.target:
+                    yield path, None, False
+            else:
+                changed, content = _changed_file(work, base, path, before)
+                if changed:
+                    yield path, content, content is not None
 
 
-def _same(left: Path, left_info: os.stat_result, right: Path, right_info: os.stat_result) -> bool:
-    if not (stat.S_ISREG(left_info.st_mode) and stat.S_ISREG(right_info.st_mode)):
-        return False
-    if left_info.st_size != right_info.st_size:
-        return False
+def _changed_file(work: OpenFolder, base: OpenFolder, path: str, before: Entry | None) -> tuple[bool, bytes | None]:
+    """Return whether a file differs from the task's, and what it holds; None for one that may not be taken.
+
+    That is one that is too large, cannot be read, is not a regular file, or has a second name: a hard link to the solution looks
+    like any file of the workspace.
+    """
     try:
-        with left.open("rb") as mine, right.open("rb") as theirs:
-            while chunk := mine.read(_CHUNK):
-                if chunk != theirs.read(_CHUNK):
-                    return False
-            return not theirs.read(1)
+        with work.file(path) as (file, info):
+            if before is not None and stat.S_ISREG(before.info.st_mode) and info.st_size == before.info.st_size:
+                with base.file(path) as (original, _):
+                    if _same(file, original):
+                        return False, None
+                file.seek(0)
+            content = file.read(_MAX_FILE_BYTES + 1) if info.st_nlink == 1 and info.st_size <= _MAX_FILE_BYTES else None
     except OSError:  # an unreadable file does not escape grading
-        return False
+        return True, None
+    return True, content if content is not None and len(content) <= _MAX_FILE_BYTES else None
 
 
-def _parent_is_folder(path: str, entries: Mapping[str, os.stat_result]) -> bool:
+def _same(left: BufferedReader, right: BufferedReader) -> bool:
+    while chunk := left.read(_CHUNK):
+        if chunk != right.read(_CHUNK):
+            return False
+    return not right.read(1)
+
+
+def _parent_is_folder(path: str, entries: Mapping[str, Entry]) -> bool:
     """Return False when a folder of `path` was replaced by something else, which is reported separately."""
     parents = [str(parent) for parent in PurePosixPath(path).parents if str(parent) != "."]
-    return all(parent not in entries or stat.S_ISDIR(entries[parent].st_mode) for parent in parents)
-
-
-def _entries(root: Path, *, skip_unreadable: bool = False) -> dict[str, os.stat_result]:
-    """Return every path below `root` without following links; litter left out.
-
-    With `skip_unreadable` a folder below `root` that cannot be read, or is nested too deep, is taken as empty.
-    """
-    found: dict[str, os.stat_result] = {}
-    pending = [""]
-    while pending:
-        prefix = pending.pop()
-        try:
-            with os.scandir(root / prefix) as entries:
-                inside = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries if entry.name not in LITTER]
-        except OSError:
-            if skip_unreadable and prefix:
-                continue
-            raise
-        for name, info in inside:
-            found[prefix + name] = info
-            if stat.S_ISDIR(info.st_mode):
-                pending.append(prefix + name + "/")
-    return found
+    return all(parent not in entries or stat.S_ISDIR(entries[parent].info.st_mode) for parent in parents)
 
 
 def _regular_content(path: Path) -> bytes | None:
     """Return the content of a regular file of sane size, or None."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with OpenFolder(path.parent.resolve()) as folder:
+            return folder.read(path.name, _MAX_FILE_BYTES)
     except OSError:
         return None
-    with open(fd, "rb") as file:
-        info = os.fstat(fd)
-        return file.read() if stat.S_ISREG(info.st_mode) and info.st_size <= _MAX_FILE_BYTES else None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import glob
+import posixpath
 import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from composer_replication.sandbox import Command, Ending, Limits, Sandbox, Tree
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.submission import is_editable
+from composer_replication.tasks.exchange.foreign_files import NotExpressibleError
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.sources.source import digest_of
 from composer_replication.types import Deletion, Outcome, TaskSpec
@@ -23,15 +25,13 @@ _SCRATCH = ".harbor"
 _BESIDE = {_SCRATCH, ".git", "__pycache__"}
 """Folders in which a solution may leave what it likes."""
 _TIME_S = 300.0
+_MOST_BYTES = 256 << 20
+"""Of all files that the image copies, each as often as it is copied."""
 _HARMLESS_RUN = re.compile(
     r"(python3? -m )?(uv )?pip3? install|apt-get |apt |mkdir |rm -rf /var/lib/apt|git (init|config|add|commit)|export |:$|true$"
 )
 """Commands of a Dockerfile that add no file to the working directory which a task would need."""
 _IGNORED = ("FROM", "ENV", "LABEL", "ARG", "USER", "EXPOSE", "CMD", "ENTRYPOINT", "SHELL", "HEALTHCHECK", "STOPSIGNAL", "VOLUME")
-
-
-class NotExpressibleError(Exception):
-    """Why a Harbor task cannot be one of ours, as the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Expressed:
 
 
 def express(source: Path, config: Mapping[str, Any], work: Path, *, sandbox: Sandbox, python: Path) -> Expressed:
-    """Convert the task at `source`, with its tree below `work`.
+    """Convert the task at `source`, a copy that `copy_foreign` made, with its tree below `work`.
 
     Raises:
         NotExpressibleError: with the reason.
@@ -90,22 +90,29 @@ def _image(source: Path, config: Mapping[str, Any]) -> tuple[str, list[tuple[str
     workdir, copies = "/", list[tuple[str, str]]()
     for keyword, rest in _instructions((environment / "Dockerfile").read_text("utf-8")):
         if keyword == "WORKDIR":
-            workdir = str(PurePosixPath(workdir) / rest)
+            workdir = posixpath.normpath(posixpath.join(workdir, rest))
         elif keyword in ("COPY", "ADD"):
             *origins, target = [word for word in shlex.split(rest) if not word.startswith("--chown")]
             if not origins or any(word.startswith("--") or "://" in word or "*" in word for word in origins):
                 raise NotExpressibleError(f"its image takes files from elsewhere ({keyword} {rest})")
-            copies += [(origin, str(PurePosixPath(workdir) / target)) for origin in origins]
+            there = posixpath.normpath(posixpath.join(workdir, target))
+            copies += [(_origin(origin, keyword), there) for origin in origins]
         elif keyword == "RUN":
             unknown = [part for part in re.split(r"&&|;|\n", rest) if not _HARMLESS_RUN.match(part.strip())]
             if unknown:
                 raise NotExpressibleError(f"its image is built by commands (RUN {unknown[0].strip()[:60]})")
         elif keyword not in _IGNORED:
             raise NotExpressibleError(f"its Dockerfile has {keyword}")
-    inside = [(origin, target) for origin, target in copies if PurePosixPath(target).is_relative_to(workdir)]
-    if workdir == "/" or len(inside) != len(copies):
+    if workdir == "/" or not all(f"{target}/".startswith(f"{workdir}/") for _, target in copies):
         raise NotExpressibleError("its files are not all below one working directory")
-    return workdir, [(origin, PurePosixPath(target).relative_to(workdir).as_posix()) for origin, target in inside]
+    return workdir, [(origin, posixpath.relpath(target, workdir)) for origin, target in copies]
+
+
+def _origin(given: str, keyword: str) -> str:
+    """Return the path of what is copied, relative to the build context."""
+    if given.startswith("/") or ".." in given.split("/"):
+        raise NotExpressibleError(f"{keyword} {given} leads out of environment/; name files below it")
+    return posixpath.normpath(given)
 
 
 def _instructions(dockerfile: str) -> Iterator[tuple[str, str]]:
@@ -121,17 +128,22 @@ def _tree(source: Path, copies: list[tuple[str, str]], repo: Path) -> Path:
     """Make the working directory as the image would contain it."""
     context = source / "environment"
     repo.mkdir()
+    room = _MOST_BYTES
     for origin, target in copies:
         given = context / origin
         if given.is_dir():
-            shutil.copytree(given, repo / target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("Dockerfile", ".git"))
+            files = {f"{target}/{path}": given / path for path in tree_files(given) if path.rpartition("/")[2] != "Dockerfile"}
         elif given.is_file():
             into_folder = target == "." or (repo / target).is_dir()
-            final = repo / target / given.name if into_folder else repo / target
-            final.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(given, final)
+            files = {f"{target}/{given.name}" if into_folder else target: given}
         else:
             raise NotExpressibleError(f"environment/{origin}, which the image copies, is missing")
+        room -= sum(file.stat().st_size for file in files.values())
+        if room < 0:
+            raise NotExpressibleError(f"its image copies more than {_MOST_BYTES >> 20} MiB")
+        for path, file in files.items():
+            (repo / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, repo / path)
     if not tree_files(repo):
         raise NotExpressibleError("its working directory starts empty")
     return repo

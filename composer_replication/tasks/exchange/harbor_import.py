@@ -5,76 +5,114 @@ A directory that `export_harbor` wrote comes back as the task it was. Of others 
 changes files of the tree. It is run in the sandbox, tests decide which are fail-to-pass, and the grader has the last word: the
 solution must score 1 and the untouched tree 0. The tests become part of the tree: here an agent sees what it is graded with,
 but for the hidden checks, which are found on the solved tree.
+
+Nothing a task's author wrote is trusted: each folder is copied once, without following a link, and a task that holds a link, or
+whose Dockerfile names anything outside of its folder, is refused before anything of it is used.
 """
 
 from __future__ import annotations
 
-import json
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 from composer_replication.languages.python.functions import Skipped
 from composer_replication.sandbox import Sandbox
+from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.grading.grade import grade
+from composer_replication.sandbox.grading.pytest_run import require_modules
 from composer_replication.sandbox.scratch import scratch_folder
-from composer_replication.tasks.exchange.foreign_harbor import Expressed, NotExpressibleError, express
+from composer_replication.tasks.exchange.foreign_files import DAMAGED, NotExpressibleError, copy_foreign, folders_with
+from composer_replication.tasks.exchange.foreign_harbor import Expressed, express
+from composer_replication.tasks.exchange.foreign_spec import read_spec
 from composer_replication.tasks.exchange.harbor_export import SPEC_FILE
 from composer_replication.tasks.files import solved_tree, tree_files
 from composer_replication.tasks.held_out.checks import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
 from composer_replication.tasks.store import Task, write_task
-from composer_replication.types import TaskSpec, Unscored, from_json
-from composer_replication.types.errors import SandboxError, TaskError
+from composer_replication.types import Unscored
+from composer_replication.types.errors import SandboxError, StorageError, TaskError
+
+_FIX = "name a folder with task.toml and instruction.md, or one above"
 
 
 def import_harbor(folder: Path, out: Path, *, sandbox: Sandbox, python: Path) -> tuple[list[Task], list[Skipped]]:
     """Import every Harbor task at or below `folder` (a folder with `task.toml` and `instruction.md`).
 
-    The others are returned too, each by its folder relative to `folder`, with the reason.
+    The others are returned too, each by its folder relative to `folder`, with the reason: also one whose files lead out of its
+    folder, one that is damaged, and one on which the sandbox broke. Folders are not searched through links.
 
     Args:
         python: runs the tests here; it needs pytest and what the tasks' images would install.
 
     Raises:
-        TaskError: there is no Harbor task.
-        SandboxError: the sandbox broke.
+        TaskError: there is no Harbor task, `folder` cannot be searched, or `python` has no pytest.
+        SandboxError: the sandbox broke before the first task.
         StorageError: `out` cannot be written.
     """
-    found = sorted(path.parent for path in folder.rglob("task.toml") if (path.parent / "instruction.md").is_file())
-    if not found:
-        raise TaskError(f"{folder} holds no Harbor task", fix="name a folder with task.toml and instruction.md, or one above")
+    require_modules(sandbox, python, "pytest")
     tasks: list[Task] = []
     refused: list[Skipped] = []
-    for source in found:
-        try:
-            tasks.append(_import(source, out, sandbox, python))
-        except NotExpressibleError as error:
-            refused.append(Skipped(str(source.relative_to(folder)), str(error)))
+    with _opened(folder) as top:
+        found = _tasks_in(top)
+        for path in found:
+            try:
+                tasks.append(_import(top, path, out, sandbox, python))
+            except NotExpressibleError as error:
+                refused.append(Skipped(path, str(error)))
     return tasks, refused
 
 
-def _import(source: Path, out: Path, sandbox: Sandbox, python: Path) -> Task:
+def _opened(folder: Path) -> OpenFolder:
+    try:
+        return OpenFolder(folder.resolve())
+    except OSError as error:
+        raise TaskError(f"{folder} cannot be read ({error.strerror})", fix=_FIX) from error
+
+
+def _tasks_in(top: OpenFolder) -> list[str]:
+    try:
+        found = list(folders_with(top, ("task.toml", "instruction.md")))
+    except OSError as error:
+        raise TaskError(f"{top.root} cannot be searched ({error.strerror})", fix=_FIX) from error
+    if not found:
+        raise TaskError(f"{top.root} holds no Harbor task", fix=_FIX)
+    return found
+
+
+def _import(top: OpenFolder, path: str, out: Path, sandbox: Sandbox, python: Path) -> Task:
+    """Import one task. Raises NotExpressibleError, whatever its author wrote, and StorageError."""
     with scratch_folder() as work:
         try:
+            with top.subfolder(path) as given:
+                source = copy_foreign(given, work / "task")
             config = tomllib.loads((source / "task.toml").read_text("utf-8"))
             ours = source / "tests" / SPEC_FILE
             expressed = _own(source, ours) if ours.is_file() else express(source, config, work, sandbox=sandbox, python=python)
-            if expressed.spec.task_id in ("", ".", ".."):
-                raise NotExpressibleError(f"its name {expressed.spec.task_id!r} is not a name for a folder")
+            if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,200}", expressed.spec.task_id) or _leads_away(expressed.spec.task_id):
+                raise NotExpressibleError(f"its name {expressed.spec.task_id[:80]!r} is not a name for a folder")
             _prove(expressed, sandbox, python)
             if not ours.is_file():
                 expressed = _with_checks(expressed, sandbox, python)
             return _write(expressed, out)
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except DAMAGED as error:
             raise NotExpressibleError(f"its files cannot be read ({error})") from error
+        except StorageError:
+            raise
+        except (TaskError, SandboxError) as error:
+            raise NotExpressibleError(error.message) from error
+
+
+def _leads_away(name: str) -> bool:
+    return bool({".", ".."} & set(name.split("/"))) or name.startswith((".", "/"))
 
 
 def _own(source: Path, spec_file: Path) -> Expressed:
     """Read a task that was exported from here."""
     try:
-        spec = from_json(TaskSpec, json.loads(spec_file.read_text("utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
+        spec = read_spec(spec_file.read_bytes())
+    except ValueError as error:
         raise NotExpressibleError(f"tests/{SPEC_FILE} is not a task of this release ({error})") from error
     gold = source / "solution" / "files"
     return Expressed(spec, source / "tests" / "repo", {path: (gold / path).read_bytes() for path in tree_files(gold)})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,10 +21,14 @@ from typing import Any
 
 from composer_replication.languages.python.functions import Skipped
 from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.grading.grade import grade
+from composer_replication.sandbox.grading.pytest_run import require_modules
 from composer_replication.sandbox.opening import remote_python
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.sandbox.scratch import scratch_folder
+from composer_replication.tasks.exchange.foreign_files import DAMAGED
+from composer_replication.tasks.exchange.foreign_spec import is_inside
 from composer_replication.tasks.files import storage_errors, write_whole
 from composer_replication.tasks.held_out.checks import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
@@ -33,7 +38,7 @@ from composer_replication.tasks.sources.layout import guess_layout
 from composer_replication.tasks.sources.source import PristineTree, digest_of, fetch_source
 from composer_replication.tasks.store import Task, load_task, publish_task, write_task
 from composer_replication.types import Outcome, TaskSpec, Unscored
-from composer_replication.types.errors import SandboxError, SourceError, TaskError, one_of
+from composer_replication.types.errors import SandboxError, SourceError, StorageError, TaskError, one_of
 
 _COLUMNS = ("instance_id", "base_commit", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "problem_statement")
 
@@ -52,36 +57,49 @@ class Instance:
     problem_statement: str
 
 
-def read_instances(file: Path) -> Iterator[Instance]:
+def read_instances(file: Path) -> Iterator[Instance | Skipped]:
     """Read the rows of a JSONL file as SWE-bench publishes it; lists of tests may be lists or JSON in a string.
 
+    A row that is no instance is yielded as `Skipped`, by the number of its line.
+
     Raises:
-        SourceError: the file cannot be read, or a row lacks a column.
+        SourceError: the file cannot be read.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{file} cannot be read: {error}", fix="name a JSONL file with the columns of SWE-bench") from error
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            values = {name.lower(): row[name] for name in _COLUMNS}
-            for name in ("fail_to_pass", "pass_to_pass"):
-                tests = json.loads(values[name]) if isinstance(values[name], str) else values[name]
-                values[name] = tuple(map(str, tests))
-            yield Instance(repo=str(row.get("repo", "")), **values)
-        except (ValueError, KeyError, TypeError) as error:
-            raise SourceError(
-                f"{file}:{number} is not an instance ({error!r})", fix=f"each row needs the columns {', '.join(_COLUMNS)}"
-            ) from error
+        if line.strip():
+            try:
+                yield _instance(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                columns = f"each row needs the columns {', '.join(_COLUMNS)}"
+                yield Skipped(f"line {number}", f"it is not an instance ({type(error).__name__}: {error}); {columns}")
+
+
+def _instance(row: Any) -> Instance:
+    """Read one row. Raises ValueError, KeyError, TypeError, AttributeError or RecursionError on one that is no instance."""
+    json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is a ValueError
+    values = {name.lower(): row[name] for name in _COLUMNS}
+    for name in ("fail_to_pass", "pass_to_pass"):
+        tests = json.loads(values[name]) if isinstance(values[name], str) else values[name]
+        values[name] = tuple(map(str, tests))
+        outside = [test_id for test_id in values[name] if not is_inside(test_id.partition("::")[0])]
+        if outside:
+            raise ValueError(f"{outside[0][:80]} lies outside of the repository")
+    wrong = [name for name, value in values.items() if not isinstance(value, str | tuple)]
+    if wrong:
+        raise TypeError(f"{wrong[0]} is not a text")
+    return Instance(repo=str(row.get("repo", "")), **values)
 
 
 def build_instances(
     file: Path, out: Path, *, only: str = "", checkout: str = "", options: BuildOptions, progress: Progress
 ) -> tuple[list[Task], list[Skipped]]:
     """Build the tasks of a file's instances below `out`, and give the reasons for the others; existing ones are not built again.
+
+    No row ends the others: also one that is no instance, or on which the sandbox breaks, is given with its reason.
 
     Args:
         only: the id of one instance; empty for all.
@@ -90,19 +108,22 @@ def build_instances(
 
     Raises:
         SourceError: there is no such file or instance.
-        SandboxError: no sandbox is available, or the sandbox broke.
+        TaskError: the interpreter has no pytest.
+        SandboxError: no sandbox is available, or the sandbox broke before the first instance.
         StorageError: `out` cannot be written.
     """
-    known = list(read_instances(file))
+    rows = list(read_instances(file))
+    known = [row for row in rows if isinstance(row, Instance)]
     instances = [instance for instance in known if only in ("", instance.instance_id)]
-    if not known:
+    if not rows:
         raise SourceError(f"{file} has no instance", fix="name a JSONL file with the columns of SWE-bench")
-    if not instances:
+    if not instances and only:
         raise SourceError(f"{file} has no instance {only}", fix=one_of(only, (instance.instance_id for instance in known)))
     sandbox = open_sandbox(options.sandbox)
     python = (options.python or remote_python(options.sandbox) or Path(sys.executable)).absolute()
+    require_modules(sandbox, python, "pytest")
     tasks: list[Task] = []
-    dropped: list[Skipped] = []
+    dropped = [row for row in rows if isinstance(row, Skipped) and not only]
     for instance in instances:
         progress(BuildEvent("validating", len(tasks) + len(dropped), len(instances), len(tasks), options.max_tasks, len(dropped)))
         if len(tasks) == options.max_tasks:
@@ -112,8 +133,12 @@ def build_instances(
                 _built(out / task_id_of(instance))
                 or revert(instance, checkout or instance.repo, out, sandbox=sandbox, python=python, options=options)
             )
-        except SourceError as error:
+        except StorageError:
+            raise
+        except (TaskError, SandboxError) as error:
             dropped.append(Skipped(instance.instance_id, error.message))
+        except DAMAGED as error:
+            dropped.append(Skipped(instance.instance_id, f"it cannot be read ({type(error).__name__}: {error})"))
     record = {
         "source": file.name,
         "python": str(python),
@@ -210,6 +235,7 @@ def _paths(instance: Instance) -> list[str]:
 
 
 def _apply(tree: Path, patch: str, what: str) -> None:
+    """Apply a patch to a tree of regular files. Raises SourceError when it does not apply or leaves anything else behind."""
     if not patch.strip():
         return
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
@@ -220,6 +246,11 @@ def _apply(tree: Path, patch: str, what: str) -> None:
     if done.returncode != 0:
         said = (done.stderr.decode(errors="replace").strip().splitlines() or ["git gave no reason"])[0]
         raise SourceError(f"{what} does not apply: {said}", fix="check base_commit and the checkout")
+    with OpenFolder(tree) as folder:
+        entries = folder.listing().entries
+    for path, entry in entries.items():
+        if not (stat.S_ISREG(entry.info.st_mode) or stat.S_ISDIR(entry.info.st_mode)):
+            raise SourceError(f"{what} makes a link: {path} is a link to {entry.target}", fix="leave the instance out")
 
 
 def _spec(instance: Instance, source: PristineTree, paths: list[str], timeout_s: float) -> TaskSpec:

@@ -84,14 +84,14 @@ def compile_tree(runner: CodeRunner, tree: Path, compiled: Path, *, layout: Repo
         shutil.rmtree(compiled, ignore_errors=True)
     copy_tree(tree, compiled)
     try:
-        with tarfile.open(fileobj=io.BytesIO(result.channel)) as tar, storage_errors(compiled):
+        with tarfile.open(fileobj=io.BytesIO(result.channel), mode="r:") as tar, storage_errors(compiled):
             for member in tar:
-                content = tar.extractfile(member)
+                content = tar.extractfile(member) if member.isreg() and member.size <= len(result.channel) else None
                 target = compiled / member.name
                 if content is not None and _is_bytecode(member.name) and target.parent.parent.is_dir():
                     target.parent.mkdir(exist_ok=True)
                     target.write_bytes(content.read())
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:  # what tarfile raises on false headers
         said = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise SandboxError(f"the project's modules could not be compiled ({result.ending}: {said})", fix="try again") from error
     return compiled

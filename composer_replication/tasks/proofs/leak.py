@@ -26,6 +26,8 @@ _MIN_TOKENS = 12
 _SHARE = 0.85
 """A file that holds this share of a body's runs of `_SHINGLE` tokens holds the body."""
 _MAX_BYTES = 8 << 20
+_MOST_UNPACKED = 64 << 20
+"""Bytes that one archive is unpacked to; the rest of it is not looked at."""
 _TOKEN = re.compile(r"\w+|[-+*/%<>=!&|^~@]+")
 _COMMENT = re.compile(r"#[^\n]*")
 INSTALLED = """
@@ -106,10 +108,10 @@ def copies_of(program: str, sandbox: Sandbox, python: Path, tree: Path, imports:
     result = sandbox.run(Tree(base=tree), command)
     try:
         answer = json.loads(result.channel)
-    except ValueError as error:
+        return {str(name): str(place) for name, place in answer.items()}
+    except (ValueError, AttributeError, RecursionError) as error:
         said = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise SandboxError(f"{python} did not answer from the sandbox ({result.ending}: {said})", fix="try --python") from error
-    return {str(name): str(place) for name, place in answer.items()}
 
 
 def _tokens(text: str) -> list[str]:
@@ -149,12 +151,16 @@ def _texts(path: str, content: bytes) -> Iterator[str]:
             yield "\n".join("".join(cell["source"]) for cell in cells)
         elif zipfile.is_zipfile(io.BytesIO(content)):
             with zipfile.ZipFile(io.BytesIO(content)) as zipped:
+                room = _MOST_UNPACKED
                 for info in zipped.infolist():
-                    if info.file_size <= _MAX_BYTES:
+                    room -= info.file_size if info.file_size <= _MAX_BYTES else 0
+                    if info.file_size <= _MAX_BYTES and room >= 0:
                         yield zipped.read(info).decode(errors="replace")
         elif tarfile.is_tarfile(io.BytesIO(content)):
             with tarfile.open(fileobj=io.BytesIO(content)) as tar:
                 for member in tar:
+                    if member.offset_data + member.size > _MOST_UNPACKED:
+                        return  # to reach the next member, all of this one would be unpacked
                     inner = tar.extractfile(member) if member.isreg() and member.size <= _MAX_BYTES else None
                     if inner is not None:
                         yield inner.read().decode(errors="replace")

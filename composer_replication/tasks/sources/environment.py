@@ -6,6 +6,7 @@ import ast
 import configparser
 import email.parser
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,12 +18,17 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from composer_replication.sandbox.interpreter import clean_environment
 from composer_replication.types.errors import SourceError
 
 _TEST_GROUPS = frozenset({"test", "tests", "testing", "dev", "develop", "development"})
 _REQUIREMENT_WORDS = _TEST_GROUPS | {"requirements", "requirement", "base", "main", "txt", "in"}
 _TOOLS = ("pytest", "coverage")
 _INSTALL_S = 1800
+_BUILD = (
+    "where one has no wheel, --build-sdists builds it, which runs its setup.py on this machine with your rights, "
+    "outside of every sandbox"
+)
 
 
 def declared_requirements(tree: Path, name: str) -> tuple[str, ...]:
@@ -43,12 +49,20 @@ def declared_requirements(tree: Path, name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None = None) -> Path:
+def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None = None, build_sdists: bool = False) -> Path:
     """Make a virtual environment in `folder` for the tests of the project at `tree`; returns its interpreter.
 
     It gets what the project declares, pytest and coverage, and keeps no pip. Of the project itself it gets name and version, for
     code that asks `importlib.metadata` for them, and no module. An environment that was completed for the same requirements is
     used again.
+
+    Only wheels are installed, which runs none of their code. pip's settings, proxies and certificates are passed on, and nothing
+    else of this process's environment.
+
+    Args:
+        build_sdists: also take what has no wheel. Its `setup.py` or build backend then runs on this machine, outside of every
+            sandbox: it finds no secret in its environment but those in pip's own settings, and can read and write what the user
+            can.
 
     Raises:
         SourceError: it cannot be made, or pip cannot install something.
@@ -57,11 +71,15 @@ def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None =
     seal = folder / "composer-requirements.txt"
     if python.exists() and seal.exists() and seal.read_text().splitlines() == wanted:
         return python
-    _call([str(base or sys.executable), "-m", "venv", "--clear", str(folder)], "the environment for the tests cannot be made")
-    install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *wanted]
-    _call(install, "the project's dependencies cannot be installed")
-    if "pip" not in wanted:  # it vendors projects that others want tasks of, such as rich and requests
-        _call([str(python), "-m", "pip", "uninstall", "-q", "-y", "pip"], "pip cannot be removed")
+    made = "install them yourself and name that interpreter with --python PATH"
+    _call(
+        [str(base or sys.executable), "-m", "venv", "--clear", str(folder)], "the environment for the tests cannot be made", made
+    )
+    form, fix = ("--prefer-binary", made) if build_sdists else ("--only-binary=:all:", f"{made}; or {_BUILD}")
+    install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input", form, *wanted]
+    _call(install, "the project's dependencies cannot be installed", fix)
+    if "pip" not in wanted:
+        _remove_pip(folder)
     version = _declared_version(tree)
     for packages in folder.glob("lib/python*/site-packages"):
         metadata = packages / f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info" / "METADATA"
@@ -71,11 +89,27 @@ def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None =
     return python
 
 
-def _call(command: list[str], problem: str) -> None:
-    fix = "install them yourself and name that interpreter with --python PATH"
+def _remove_pip(folder: Path) -> None:
+    """Remove pip, which vendors projects that others want tasks of, such as rich and requests.
+
+    By its files: an interpreter that has the dependencies would run their `.pth` files when it starts.
+    """
+    for path in (*folder.glob("lib/python*/site-packages/pip"), *folder.glob("lib/python*/site-packages/pip-*.dist-info")):
+        shutil.rmtree(path)
+    for path in folder.glob("bin/pip*"):
+        path.unlink()
+
+
+def _call(command: list[str], problem: str, fix: str) -> None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_INSTALL_S, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_INSTALL_S,
+            stdin=subprocess.DEVNULL,
+            env=clean_environment("PIP_") | {"PIP_NO_INPUT": "1"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SourceError(f"{problem}: {error}", fix=fix) from error

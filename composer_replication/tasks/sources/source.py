@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import stat
 import tarfile
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.files import storage_errors, tree_files
 from composer_replication.tasks.sources.fetch import clone, download_sdist, is_git_url
@@ -31,6 +31,7 @@ STATE, SOURCE_RECORD = ".build", "source.json"
 _BUILT_AT_ROOT = ("build", "dist", "site")
 _TASK = ("MANIFEST.sha256", "task.toml", "solution")
 _MAX_TREE_BYTES = 256 << 20
+_MOST_ENTRIES = 1_000_000
 _PYPI = re.compile(r"pypi:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)")
 
 
@@ -124,26 +125,23 @@ def _write_tree(entries: Iterable[_Entry], tree: Path, source: str) -> None:
 
 
 def _folder_entries(folder: Path, without: Path | None = None) -> Iterator[_Entry]:
-    """Yield regular files below `folder`; litter folders, tasks and `without` are not entered."""
+    """Yield regular files below `folder`; litter folders, tasks, links and `without` are not entered."""
     total = 0
     left_out = None if without is None else without.resolve()
-    pending = [""]
+
+    def leave_out(path: str) -> bool:
+        return is_litter(path) or folder / path == left_out or _holds_tasks(folder / path)
+
     try:
-        while pending:
-            prefix = pending.pop()
-            with os.scandir(folder / prefix) as entries:
-                for entry in entries:
-                    path = prefix + entry.name
-                    if is_litter(path) or folder / path == left_out:
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        if _holds_tasks(folder / path):
-                            continue
-                        pending.append(path + "/")
-                    elif entry.is_file(follow_symlinks=False):
-                        info = entry.stat(follow_symlinks=False)
-                        total = _counted(total, info.st_size, folder)
-                        yield _Entry(path, Path(entry.path).read_bytes(), bool(info.st_mode & stat.S_IXUSR))
+        with OpenFolder(folder.resolve()) as top:
+            listing = top.listing(leave_out=leave_out, most=_MOST_ENTRIES)
+            for error in listing.unreadable.values():
+                raise error
+            for path, entry in listing.entries.items():
+                if stat.S_ISREG(entry.info.st_mode):
+                    total = _counted(total, entry.info.st_size, folder)
+                    content = top.read(path, _MAX_TREE_BYTES)
+                    yield _Entry(path, content, bool(entry.info.st_mode & stat.S_IXUSR))
     except OSError as error:
         raise SourceError(f"{error.filename} cannot be read ({error.strerror})", fix="make it readable") from error
 

@@ -1,0 +1,83 @@
+"""The TaskSpec in another author's folder: data of the right types, in sane measure, that names nothing outside of its tree."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import PurePosixPath
+from typing import Any
+
+from composer_replication.types import TaskSpec, from_json
+
+_LONGEST_TIMEOUT_S = 3600.0
+_MOST_PATTERNS, _MOST_WILDCARDS = 10_000, 12
+"""Of the allow list. A pattern is matched as a regular expression, in time that grows steeply with its wildcards."""
+_MOST_IDS = 200_000
+
+
+def read_spec(text: bytes) -> TaskSpec:
+    """Read a `TaskSpec` from JSON that anybody may have written.
+
+    Raises:
+        ValueError: it is not a task; says what is wrong with it.
+    """
+    try:
+        data = json.loads(text)
+        _refuse_surrogates(json.dumps(data, ensure_ascii=False))
+        spec = from_json(TaskSpec, data)
+        _check(spec)
+    except (KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError, re.error) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return spec
+
+
+def is_inside(path: str) -> bool:
+    """Return whether a POSIX path stays below the folder it is relative to."""
+    pure = PurePosixPath(path)
+    return bool(path) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("it holds half a surrogate pair") from error
+
+
+def _check(spec: TaskSpec) -> None:
+    texts = (spec.task_id, spec.source, spec.source_digest, spec.instruction)
+    ids = (*spec.fail_to_pass, *spec.pass_to_pass)
+    calls, anti_tests = spec.hidden.calls, spec.hidden.anti_tests
+    _demand(all(isinstance(text, str) for text in texts), "a text is not a string")
+    _demand(isinstance(spec.impossible, bool), "impossible is not true or false")
+    _demand(_strings((*ids, *spec.editable, *spec.python_path)), "a list of strings holds something else")
+    _demand(len(ids) <= _MOST_IDS, f"it has more than {_MOST_IDS} tests")
+    _demand(
+        _is_number(spec.test_timeout_s) and 0 < spec.test_timeout_s <= _LONGEST_TIMEOUT_S, "its time limit is not within an hour"
+    )
+    _demand(all(is_inside(test_id.partition("::")[0]) for test_id in ids), "it names a test outside of its tree")
+    _demand(all(is_inside(folder) for folder in spec.python_path), "it imports from outside of its tree")
+    _demand(all(is_inside(d.path) and _strings((d.path, d.qualname)) for d in spec.deleted), "it deletes outside of its tree")
+    _demand(all(isinstance(d.lines, int) for d in spec.deleted), "a number of lines is not a number")
+    _demand(len(spec.editable) <= _MOST_PATTERNS, f"its allow list is longer than {_MOST_PATTERNS}")
+    for pattern in spec.editable:
+        _demand(sum(map(pattern.count, "*?[")) <= _MOST_WILDCARDS, f"a pattern has more than {_MOST_WILDCARDS} wildcards")
+        for group in re.findall(r"\[[^]]+\]", pattern):
+            re.compile(group)
+    _demand(_strings([text for c in calls for text in (c.target, c.arguments, c.expected)]), "a held-out call is not text")
+    _demand(all(isinstance(a.expectation, int) and _strings((a.test,)) for a in anti_tests), "an anti-test is not one")
+    _demand(all(is_inside(a.test.partition("::")[0]) for a in anti_tests), "it names an anti-test outside of its tree")
+
+
+def _demand(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
+
+
+def _strings(values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

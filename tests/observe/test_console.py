@@ -1,0 +1,122 @@
+"""What others wrote is shown on the terminal, and never obeyed by it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from in_process import composer_here
+from rich.table import Table
+from rich.text import Text
+
+import composer_replication
+from composer_replication.observe.console import Console
+from composer_replication.observe.terminal import Terminal
+from composer_replication.tasks.store import write_task
+from composer_replication.types import TaskSpec
+from composer_replication.types.plain_text import visible
+
+CLIPBOARD = "\x1b]52;c;QUJD\x07"
+"""Writes to the clipboard of the reader's machine."""
+OBEYED = {
+    CLIPBOARD: r"\x1b]52;c;QUJD\x07",
+    "\x1b[2J": r"\x1b[2J",
+    "\x9b31m": r"\x9b31m",
+    "\x7f\x08\r": r"\x7f\x08\r",
+    "\u202eevil\u202c": r"\u202eevil\u202c",
+    "\u2066\u2069\u200f": r"\u2066\u2069\u200f",
+    "\ud800": r"\ud800",
+    "\0": r"\x00",
+}
+
+
+@pytest.mark.parametrize("text", OBEYED, ids=range(len(OBEYED)))
+def test_everything_that_prints_shows_it_as_escapes(text):
+    assert visible(f"a\tb\n{text}é") == f"a\tb\n{OBEYED[text]}é"
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=200, color_system="truecolor")
+    table = Table("name")
+    table.add_row(Text(text))
+    console.print(table)
+    console.print(text, style="bold red", markup=False)
+    console.log(Text(text))
+    console.rule(Text(text))
+    terminal = Terminal(console)
+    terminal.note(text)
+    terminal.table(text, [text], [[text]])
+    console.file = io.StringIO()
+    said = out.getvalue()
+    for obeyed in ("]52", "\x07", "\x1b[2J", "\x9b", "\x7f", "\x08", "\u202e", "\u2066", "\ud800", "\0"):
+        assert f"\x1b{obeyed}" not in said if obeyed == "]52" else obeyed not in said
+    assert "\x1b[1;31m" in said, "rich's own colours stay"
+
+
+def test_nothing_in_the_package_prints_otherwise():
+    """The one place is `observe.console`: whoever goes round it lets a terminal obey what others wrote."""
+    root = Path(composer_replication.__file__).parent
+    found = []
+    for path in root.rglob("*.py"):
+        if "projects" in path.parts or path.name == "console.py":
+            continue
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            direct = isinstance(node, ast.ImportFrom) and node.module == "rich.console"
+            direct = direct and any(alias.name == "Console" for alias in node.names)
+            echoed = isinstance(node, ast.Attribute) and node.attr in ("echo", "secho") and ast.unparse(node.value) == "typer"
+            if direct or echoed:
+                found.append(f"{path.relative_to(root)}:{node.lineno}")
+    assert found == []
+
+
+def test_tracebacks_and_logs_show_it_too():
+    code = (
+        "import logging\n"
+        "from composer_replication.observe.console import guard_standard_error\n"
+        "guard_standard_error()\n"
+        "logging.getLogger('x').warning('teacher said %s', '\\x1b[2J')\n"
+        "raise RuntimeError('\\x1b]52;c;QUJD\\x07')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert r"teacher said \x1b[2J" in done.stderr
+    assert r"RuntimeError: \x1b]52;c;QUJD\x07" in done.stderr
+    assert "\x1b" not in done.stderr
+    assert logging.lastResort is not None
+
+
+@pytest.mark.slow
+def test_a_failing_test_and_a_file_name_do_not_reach_the_terminal_of_grade(tmp_path):
+    solved = tmp_path / "solved"
+    solved.mkdir()
+    (solved / "calc.py").write_text("def add(a, b):\n    return a + b\n")
+    (solved / "test_calc.py").write_text("from calc import add\n\ndef test_add():\n    assert add(2, 3) == 5\n")
+    spec = TaskSpec(
+        task_id="t",
+        source="s",
+        source_digest="d",
+        instruction="i",
+        deleted=(),
+        fail_to_pass=("test_calc.py::test_add",),
+        pass_to_pass=(),
+        editable=("calc.py",),
+    )
+    stub = f"def add(a, b):\n    raise NotImplementedError({CLIPBOARD!r})\n"
+    task = write_task(spec, tmp_path / "task", pristine=solved, deleted={"calc.py": stub.encode()})
+    workspace = tmp_path / "ws"
+    workspace.mkdir()
+    for name in ("calc.py", "test_calc.py"):
+        (workspace / name).write_bytes((task.repo / name).read_bytes())
+    (workspace / f"{CLIPBOARD}.txt").write_text("x")
+    done = composer_here("grade", task.root, "--workspace", workspace)
+    assert done.returncode == 10, done.stderr
+    assert "\x1b" not in done.stdout
+    assert "\x07" not in done.stdout
+    assert done.stdout.count(r"\x1b]52;c;QUJD") == 2
+    report = composer_here("grade", task.root, "--workspace", workspace, "--json")
+    assert "\x1b" not in report.stdout
+    assert json.loads(report.stdout)["reward"] == 0.0
