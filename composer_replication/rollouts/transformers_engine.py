@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from composer_replication.loss.forward import caches_attention_only, evaluating
+from composer_replication.loss.forward import arguments_of, cache_argument, caches_attention_only, evaluating
 from composer_replication.rollouts.kv_cache import Session, merge_caches, split_cache
 from composer_replication.rollouts.protocol import Sample, SampleRequest
 from composer_replication.rollouts.sampling import draw, uniforms
@@ -40,7 +39,7 @@ class TransformersEngine:
             end-of-turn token where the tokenizer has one.
 
     Raises:
-        ModelError: the model is not decoder-only, has no transformers cache, or no token ends a turn.
+        ModelError: the model is not decoder-only, has no attention layer or no transformers cache, or no token ends a turn.
     """
 
     def __init__(
@@ -57,14 +56,13 @@ class TransformersEngine:
         self._config: Any = model.config.get_text_config(decoder=True)
         if model.config.is_encoder_decoder:
             raise ModelError(f"{type(model).__name__} is an encoder-decoder model", fix="use a decoder-only language model")
-        base: Any = model
-        base = base.get_base_model() if hasattr(base, "get_base_model") else base  # a PEFT wrapper hides the signature
-        self._accepts = frozenset(inspect.signature(base.forward).parameters)
-        if "past_key_values" not in self._accepts:
+        if not any(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=model.config).layers):
             raise ModelError(
-                f"{type(base).__name__} keeps its state in its own form, without `past_key_values`",
+                f"{type(model).__name__} has no attention layer, so the padding of a batch would change what its rows read",
                 fix="use a model with attention layers",
             )
+        self._accepts = arguments_of(module)
+        self._cache_name = cache_argument(module)
         plain = caches_attention_only(model.config) and "position_ids" in self._accepts
         self.cache_mode: Literal["session", "recompute"] = "session" if plain else "recompute"
         """`session`: caches live as long as their session. `recompute`: the model's cache is not plain attention (a sliding
@@ -208,7 +206,7 @@ class TransformersEngine:
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         """Return logits `[B, V]` after the last column."""
-        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, self._cache_name: cache, "use_cache": True}
         if "position_ids" in self._accepts:
             inputs["position_ids"] = positions
         if "logits_to_keep" in self._accepts:

@@ -196,7 +196,7 @@ def test_training_mode_is_restored_and_no_graph_is_kept():
 def test_errors_name_the_fix():
     with pytest.raises(ModelError, match="encoder-decoder"):
         engine_of(T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)))
-    with pytest.raises(ModelError, match="without `past_key_values`"):
+    with pytest.raises(ModelError, match=r"no attention layer|neither `cache` nor `past_key_values`"):
         engine_of(MambaForCausalLM(MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=1, state_size=4)))
     model = make("qwen3")
     with pytest.raises(ModelError, match="no token ends a turn"):

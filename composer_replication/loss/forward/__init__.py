@@ -5,7 +5,15 @@ from __future__ import annotations
 from composer_replication.loss.forward.action_entropy import action_entropies
 from composer_replication.loss.forward.forward import Forward, forward, overheard, sequence_logprobs, why_plain
 from composer_replication.loss.forward.logprob_cache import LogprobCache, weights_digest
-from composer_replication.loss.forward.modes import enable_checkpointing, evaluating, in_lockstep, unwrapped, update_mode
+from composer_replication.loss.forward.modes import (
+    arguments_of,
+    cache_argument,
+    enable_checkpointing,
+    evaluating,
+    in_lockstep,
+    unwrapped,
+    update_mode,
+)
 from composer_replication.loss.forward.prefix import (
     Prefix,
     caches_attention_only,
@@ -25,6 +33,8 @@ __all__ = [
     "PlainRows",
     "Prefix",
     "action_entropies",
+    "arguments_of",
+    "cache_argument",
     "caches_attention_only",
     "common_prefix",
     "divergence_of",

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from composer_replication.kernels import Head
-from composer_replication.loss.forward.modes import evaluating, in_lockstep, sharded_units, unwrapped
+from composer_replication.loss.forward.modes import cache_argument, evaluating, in_lockstep, sharded_units, unwrapped
 from composer_replication.loss.forward.rows import FusedRows, PlainRows
 from composer_replication.types.errors import ModelError
 
@@ -29,13 +30,24 @@ class Forward:
         return PlainRows(chosen) if self.head is None else FusedRows(chosen, self.head)
 
 
-def forward(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, **options: Any) -> Forward:
+def forward(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    position_ids: Tensor | None = None,
+    cache: Cache | None = None,
+) -> Forward:
     """Run `model` over right-padded `input_ids` [B, T], through all of its wrappers and hooks.
 
-    `options` go to the model (`position_ids`, `past_key_values`, `use_cache`). Raises ModelError when the model reads more tokens
-    than it is given.
+    `cache` is read and written by the model's layers; `position_ids` [B, T] are needed where it holds something. Raises
+    ModelError when the model reads more tokens than it is given.
     """
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False, **options}
+    inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": cache is not None}
+    if position_ids is not None:
+        inputs["position_ids"] = position_ids
+    if cache is not None:
+        inputs[cache_argument(model)] = cache
     if why_plain(model) is not None:
         read = Forward(model(**inputs).logits, None)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,29 @@ def unwrapped(model: nn.Module) -> Any:
     while not hasattr(inner, "get_output_embeddings") and isinstance(getattr(inner, "module", None), nn.Module):
         inner = inner.module
     return inner
+
+
+def arguments_of(model: nn.Module) -> frozenset[str]:
+    """Return the names that the forward pass of a Hugging Face model takes, inside every wrapper."""
+    inner = unwrapped(model)
+    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # a PEFT wrapper hides the signature
+    return frozenset(inspect.signature(inner.forward).parameters)
+
+
+def cache_argument(model: nn.Module) -> str:
+    """Return the name under which `model` takes a transformers cache: `cache`, or `past_key_values` before transformers 5.24 and
+    in model code of its own.
+
+    Raises ModelError on a model that takes none.
+    """
+    taken = arguments_of(model)
+    for name in ("cache", "past_key_values"):
+        if name in taken:
+            return name
+    raise ModelError(
+        f"{type(unwrapped(model)).__name__} keeps its state in its own form: it takes neither `cache` nor `past_key_values`",
+        fix="use a model that takes a transformers cache",
+    )
 
 
 def in_lockstep(model: nn.Module) -> bool:

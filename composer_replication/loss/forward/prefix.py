@@ -65,7 +65,7 @@ def read_prefix(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | No
     """Run a forward pass over right-padded rows [B, T] that keeps their keys and values, with their gradient."""
     new: Callable[[], _Noting] = _Noting
     layers = [new() for _ in DynamicCache(config=unwrapped(model).config).layers]
-    read = forward(model, input_ids, attention_mask, past_key_values=Cache(layers=list(layers)), use_cache=True)
+    read = forward(model, input_ids, attention_mask, cache=Cache(layers=list(layers)))
     if in_lockstep(model):  # wrappers wait for the backward pass at what they gave back, of which a loss may read nothing
         layers[0].keys = layers[0].keys + read.output[..., :0].sum()
     return read, Prefix([(layer.keys, layer.values) for layer in layers])
@@ -118,8 +118,7 @@ def _continue(model: nn.Module, prefix: Prefix, owner: Tensor, shared: Tensor, t
         tails,
         torch.cat([(columns >= 0).to(mask.dtype), mask], dim=-1),
         position_ids=shared.unsqueeze(-1) + torch.arange(tails.shape[1], device=shared.device),
-        past_key_values=Cache(layers=list(layers)),
-        use_cache=True,
+        cache=Cache(layers=list(layers)),
     )
 
 
