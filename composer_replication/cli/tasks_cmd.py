@@ -70,7 +70,7 @@ def build(
     budget: Annotated[float | None, typer.Option(help="Start no new candidate after this many seconds.")] = None,
     pass_to_pass: Annotated[int, typer.Option(min=0, help="Limit on the tests per task that must keep passing.")] = 50,
     impossible: Annotated[float, typer.Option(help="Share of tasks made impossible: passing one is a cheat alarm.")] = 0.0,
-    held_out_only: Annotated[bool, typer.Option("--held-out-only", help="Drop tasks without held-out calls.")] = False,
+    forgeable: Annotated[bool, typer.Option("--forgeable", help="Keep tasks whose reward a program could forge.")] = False,
     drop_docstrings: Annotated[bool, typer.Option("--drop-docstrings", help="Delete docstrings with the bodies.")] = False,
     package: Annotated[list[str] | None, typer.Option(help="Path of a package or module to delete from; repeatable.")] = None,
     tests: Annotated[list[str] | None, typer.Option(help="Path of tests; repeatable.")] = None,
@@ -104,7 +104,7 @@ def build(
         budget_s=budget,
         pass_to_pass_cap=pass_to_pass,
         impossible=impossible,
-        held_out_only=held_out_only,
+        forgeable=forgeable,
         keep_docstring=not drop_docstrings,
         packages=tuple(package or ()),
         tests=tuple(tests or ()),
@@ -250,9 +250,10 @@ def _first(ids: tuple[str, ...], count: int = 3) -> str:
 def _hidden(task: Task) -> str:
     if task.spec.impossible:
         return "none: the task is impossible, and passing it an alarm"
-    calls, anti_tests = task.spec.hidden.calls, task.spec.hidden.anti_tests
-    new = sum(not call.seen for call in calls)
-    return f"{len(calls)} held-out calls ({new} with arguments no test uses), {len(anti_tests)} anti-tests"
+    hidden = task.spec.hidden
+    new = sum(not program.seen for program in hidden.programs)
+    strength = f"forgeable: {hidden.weakness}" if task.spec.forgeable else "every trivial body fails"
+    return f"{len(hidden.programs)} held-out programs ({new} that no test runs), {len(hidden.anti_tests)} anti-tests; {strength}"
 
 
 class _Display(Progress):
@@ -285,14 +286,16 @@ def _table(tasks: list[Task]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("task", no_wrap=True)
     table.add_column("deleted", overflow="fold")
-    for name in ("lines", "fail-to-pass", "pass-to-pass"):
+    for name in ("lines", "fail-to-pass", "pass-to-pass", "held-out"):
         table.add_column(name, justify="right")
+    table.add_column("strength", overflow="fold")
     for task in tasks:
         spec = task.spec
         names = ", ".join(d.qualname for d in spec.deleted)
         lines = sum(d.lines for d in spec.deleted)
-        numbers = (lines, len(spec.fail_to_pass), len(spec.pass_to_pass))
-        table.add_row(escape(marked(spec.task_id, spec.impossible)), escape(names), *map(str, numbers))
+        numbers = (lines, len(spec.fail_to_pass), len(spec.pass_to_pass), len(spec.hidden.programs))
+        strength = f"forgeable: {spec.hidden.weakness}" if spec.forgeable else "strong"
+        table.add_row(escape(marked(spec.task_id, spec.impossible)), escape(names), *map(str, numbers), escape(strength))
     return table
 
 
@@ -351,9 +354,9 @@ def _summary(report: BuildReport, out: Path) -> str:
     tests = f"{report.tests_passing} tests pass"
     tests += f", {report.tests_failing} fail" if report.tests_failing else ""
     tests += f", {report.tests_flaky} are flaky" if report.tests_flaky else ""
-    unasked = f"{report.without_calls} of {len(report.tasks)} tasks have no held-out calls (--held-out-only)\n"
+    forgeable = f"{report.forgeable} of {len(report.tasks)} tasks are forgeable: runs leave them out by default\n"
     return (
         f"{len(report.tasks)} tasks from {tried} of {report.candidates} candidates{left} in {report.seconds:g} s; {tests}\n"
-        f"{unasked if report.without_calls else ''}"
+        f"{forgeable if report.forgeable else ''}"
         f"licence {escape(report.licence)}; {escape(report.isolation)}\n{escape(str(out))}"
     )

@@ -24,7 +24,7 @@ from composer_replication.sandbox.opening import remote_python
 from composer_replication.tasks.features.decide import VERDICTS, Decider
 from composer_replication.tasks.features.select import choose_candidates
 from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
-from composer_replication.tasks.held_out.checks import HIDDEN_BOOK, HiddenBook, make_hidden_book
+from composer_replication.tasks.held_out.book import HIDDEN_BOOK, HiddenBook, make_hidden_book
 from composer_replication.tasks.proofs.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
 from composer_replication.tasks.proofs.bytecode import compile_tree
 from composer_replication.tasks.proofs.leak import INSTALLED, VENDORED, LeakScanner, copies_of
@@ -115,7 +115,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         tests_flaky=len(baseline.flaky),
         failing=baseline.failing,
         stopped=stopped,
-        without_calls=run.without_calls,
+        forgeable=run.forgeable,
         seconds=round(time.monotonic() - start, 1),
         credentials=credentials,
         options=json.loads(json.dumps(asdict(options), default=str)),

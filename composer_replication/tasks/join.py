@@ -15,7 +15,7 @@ from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
 from composer_replication.tasks.describe import Feature, InstructionStyle, describe
 from composer_replication.tasks.features.difficulty import difficulty_of
 from composer_replication.tasks.files import solved_tree, tree_files
-from composer_replication.tasks.held_out.checks import numbers_of, prove_calls
+from composer_replication.tasks.held_out.choice import numbers_of, prove_programs
 from composer_replication.tasks.proofs.proof import NoTaskError, prove, refuse_without_imports, run_without, without_functions
 from composer_replication.tasks.store import Task, docs_of, load_task, write_task
 from composer_replication.types import TaskSpec
@@ -93,11 +93,11 @@ class _Joint:
         without = run_without(tree, ids, runner)
         if _way(self.tasks[0])[0] != "stub":
             refuse_without_imports(without)
-        hidden = prove_calls(_merged(specs), runner, tree)
+        hidden = prove_programs(_merged(specs), runner, tree)
 
         def spec_of(failing: Set[str], passing: Set[str], hidden: HeldOutChecks) -> TaskSpec:
-            if not hidden.calls and any(spec.hidden.calls for spec in specs):
-                raise NoTaskError("none of its held-out calls holds")
+            if hidden.weakness and not any(spec.hidden.weakness for spec in specs):
+                raise NoTaskError("its held-out programs do not hold together")
             instruction = describe(self._feature(functions, failing), style)
             return self._spec(instruction, failing, passing, seconds, hidden)
 
@@ -155,6 +155,7 @@ class _Joint:
 def _merged(specs: Sequence[TaskSpec]) -> HeldOutChecks:
     """Merge the checks of all tasks, each once."""
     return HeldOutChecks(
-        calls=tuple(dict.fromkeys(call for spec in specs for call in spec.hidden.calls)),
+        programs=tuple(dict.fromkeys(program for spec in specs for program in spec.hidden.programs)),
         anti_tests=tuple(dict.fromkeys(test for spec in specs for test in spec.hidden.anti_tests)),
+        weakness=next((spec.hidden.weakness for spec in specs if spec.hidden.weakness), ""),
     )

@@ -62,8 +62,9 @@ class BuildOptions:
     pass_to_pass_cap: int = 50
     impossible: float = 0.0
     """Share of the tasks that are made impossible, as an alarm against cheating; 0.01 is enough."""
-    held_out_only: bool = False
-    """Drop candidates without held-out calls: a program written for the grader can forge their verdict."""
+    forgeable: bool = False
+    """Keep candidates whose held-out programs a trivial body satisfies, or that have none: a program written for the grader can
+    forge their verdict."""
     keep_docstring: bool = True
     packages: tuple[str, ...] = ()
     """Paths of packages or modules to delete from; guessed when empty."""
@@ -141,8 +142,8 @@ class BuildReport:
     tests_flaky: int
     stopped: str
     """Why candidates are left: `max_tasks`, `budget`, or empty."""
-    without_calls: int
-    """Number of tasks without held-out calls."""
+    forgeable: int
+    """Number of tasks whose reward can be forged."""
     seconds: float
     """Wall-clock seconds of this call."""
     credentials: tuple[Credential, ...] = ()

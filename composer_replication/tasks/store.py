@@ -4,7 +4,7 @@ task.toml          the TaskSpec, the schema version and how the task was made
 instruction.md     what the agent is asked
 repo/              the tree without the feature, its tests intact: the agent's and the grader's base
 solution/          gold.patch (repo/ -> gold) and files/ (the edited files as they were); never shown to an agent
-hidden.json        what grading asks besides the tests: held-out calls with the gold code's answers, and anti-tests; never shown
+hidden.json        what grading asks besides the tests: held-out programs and the gold code's answers, anti-tests; never shown
 MANIFEST.sha256    every other file's digest, in the form `sha256sum --check` reads; written last
 """
 
@@ -28,7 +28,7 @@ from composer_replication.tasks.files import copy_tree, solved_tree, storage_err
 from composer_replication.types import TaskSpec, from_json, to_json
 from composer_replication.types.errors import TaskError
 
-_SCHEMA = 3
+_SCHEMA = 4
 _MANIFEST = "MANIFEST.sha256"
 _HIDDEN = "hidden.json"
 _ASIDE = ".old"

@@ -1,4 +1,4 @@
-"""Checks known to the grader but not to the agent: calls whose answers come from the gold code, and tests that must fail."""
+"""Checks known to the grader but not to the agent: programs whose answers come from the gold code, and tests that must fail."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutCall:
-    """One call of the project's code. It runs in a sandbox that never learns the answer: the host compares."""
+class HeldOutProgram:
+    """Steps over a project's objects. They run in a sandbox that never learns the answers: the host compares."""
 
-    target: str
-    """`module:qualname` of a function, method or property that the project's own tests call."""
-    arguments: str
-    """JSON `[positional, keyword]`, values encoded by `sandbox.literals`; a method's `self` is the first of them."""
+    steps: str
+    """JSON list of `[number, step]`, in the form of `sandbox.grading.steps_recorder`."""
     expected: str
-    """JSON of the gold code's result, as the sandbox reports it: `{"raises": [class names]}` of the exception and its bases, or
-    `{"returns": value, "after": {position: value}}` with the arguments it changed."""
+    """JSON list of the gold code's answer to each step, `["returns", result]` or `["raises", class names]`; null where it is not
+    compared."""
+    uses: str
+    """Key (`path::qualname`) of the deleted function for which it was chosen."""
     seen: bool
-    """The tests make this very call. Otherwise its arguments are new, put together from theirs."""
+    """A test does these very steps. Otherwise an argument or a step is another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,10 @@ class AntiTest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutChecks:
-    """All of one task. Proven when it was built: the gold code satisfies every one, the task's own tree none of the calls."""
+    """All of one task. Proven when it was built: the gold code satisfies every one, the task's own tree none of the programs."""
 
-    calls: tuple[HeldOutCall, ...] = ()
+    programs: tuple[HeldOutProgram, ...] = ()
     anti_tests: tuple[AntiTest, ...] = ()
+    weakness: str = "it has no held-out programs"
+    """Why the programs are no evidence that the feature is there, such as a trivial body that satisfies them; details come after a
+    colon. Empty when every trivial body that was tried fails."""

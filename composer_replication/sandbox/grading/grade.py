@@ -6,11 +6,11 @@ comparison of what pytest decides with, before and after. The code shares that i
 for this grader can forge all of it: find the recorder through frames or the garbage collector, tell the copies apart by their
 code, and report what is hoped for.
 
-In another sandbox, after that: calls of the code with arguments the tests do not use. Results leave the sandbox and are compared
-by the host with those of the gold code, which no sandbox ever sees. To pass, code has to know the answer to a question it has not
-seen; what is not excluded is work that is right on these inputs and wrong on others. A task whose functions take or return
-nothing that can be written down has no such calls (`composer tasks show` says how many each has), and only there a forged verdict
-pays.
+In another sandbox, after that: held-out programs, steps over the project's objects that the tests take, with arguments and orders
+that they do not use. What each step gives leaves the sandbox and is compared by the host with what the gold code gives, which no
+sandbox ever sees. To pass, code has to know the answer to a question it has not seen; what is not excluded is work that is right
+on these inputs and wrong on others. A task whose programs a trivial body satisfies, or that has none, is forgeable
+(`composer tasks list` says which are), and only there a forged verdict pays.
 
 The attacks, and the table of which of them win: `tests/attack`, `make attack`.
 """
@@ -25,8 +25,8 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
-from composer_replication.sandbox.grading.calls import wrong_calls
 from composer_replication.sandbox.grading.held_out import HiddenTests, any_order, lay_out
+from composer_replication.sandbox.grading.programs import wrong_programs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.grading.submission import Submission, read_submission
 from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree, signal_name
@@ -237,14 +237,15 @@ def _broken_checks(
 
     Reasons name functions, never arguments or expected values.
     """
-    calls = task.hidden.calls
-    broken = [(len(calls) + number, why) for number, why in anti_tests.broken(run.outcomes)]
-    if broken or not calls:
+    programs = task.hidden.programs
+    broken = [(len(programs) + number, why) for number, why in anti_tests.broken(run.outcomes)]
+    if broken or not programs:
         return broken
-    wrong, ending = wrong_calls(runner, Tree(base=pristine, changes=submission.changes), calls)
+    wrong, ending = wrong_programs(runner, Tree(base=pristine, changes=submission.changes), programs)
     if ending is not Ending.EXITED:
-        return [(number, f"the calls ended early ({ending.replace('_', ' ')})") for number in wrong]
-    return [(number, f"a call of {calls[number].target} did not do what it should") for number in wrong]
+        return [(number, f"the held-out programs ended early ({ending.replace('_', ' ')})") for number in wrong]
+    names = {number: programs[number].uses.rpartition("::")[2] for number in wrong}
+    return [(number, f"a held-out program that runs {name} did not do what it should") for number, name in names.items()]
 
 
 def _reasons(task: TaskSpec, run: TestRun, outcomes: Mapping[str, Outcome], limits: Limits) -> tuple[str, ...]:

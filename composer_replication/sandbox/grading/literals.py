@@ -16,14 +16,14 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 _MOST_NODES = 400
 _MOST_CHARACTERS = 4000
 _MOST_BITS = 8192
-_MOST_ITEMS = 200
-"""Read of an iterator that is a result."""
+MOST_ITEMS = 50
+"""Read of an iterable."""
 _CLOSE = 1e-9
 """Relative difference between equal floats: the order of summation must not matter. Near 0.0 it is absolute."""
 _ZERO = 1e-14
@@ -41,18 +41,24 @@ _BUILT_FROM: dict[type, Callable[[Any], list[Any]]] = {
 }
 """Types whose values are their constructor's arguments (those with a time zone are not written)."""
 _CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", dict: "dict"}
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
 class Unwritable(ValueError):  # noqa: N818 - says what the value is, not that something went wrong
     """The value cannot be written down."""
 
 
-class _Writer:
-    """Encodes one value. `made` says how an object of the project was constructed, or None; results have no such objects."""
+OPAQUE = ["opaque"]
+"""Stands for a result, or a part of one, that is no plain data."""
 
-    def __init__(self, made: Callable[[Any], list[Any] | None] | None) -> None:
-        self.made = made
+Reference: TypeAlias = Callable[[Any], "list[Any] | None"]
+"""Encodes a value that is known by another name than its contents; None for any other."""
+
+
+class _Writer:
+    """Encodes one value: exactly, as an argument, with a `reference`; as what it compares equal to, as a result, without one."""
+
+    def __init__(self, reference: Reference | None) -> None:
+        self.reference = reference
         self.nodes = 0
 
     def write(self, value: Any) -> Any:
@@ -61,12 +67,18 @@ class _Writer:
             raise Unwritable("too large")
         if value is None or value is True or value is False:
             return value
-        kind = type(value) if self.made is not None else _base_of(type(value))
+        known = None if self.reference is None else self.reference(value)
+        if known is not None:
+            return known
+        kind = _base_of(type(value)) if self.reference is None else type(value)
         written = self._scalar(kind, value)
         if written is None and kind in _CONTAINERS:
             written = self._container(kind, value)
+        if written is None and self.reference is None:
+            return OPAQUE
         if written is None:
-            written = self._reference(value) if self.made is not None else self._iterator(value)
+            target = name_of(value) if callable(value) else None
+            written = None if target is None else ["named", target]
         if written is None:
             raise Unwritable(type(value).__name__)
         return written
@@ -101,22 +113,8 @@ class _Writer:
         items = [self.write(item) for item in kind.__iter__(value)]  # type: ignore[attr-defined]
         return [name, sorted(items, key=json.dumps) if kind in (set, frozenset) else items]
 
-    def _reference(self, value: Any) -> Any:
-        """Encode an argument that is a function or class found by its name, or an object of the project."""
-        target = _name_of(value) if callable(value) else None
-        if target is not None:
-            return ["named", target]
-        made = None if self.made is None else self.made(value)
-        return None if made is None else ["made", *made]
 
-    def _iterator(self, value: Any) -> Any:
-        """Encode an iterator that is read to its end, or to the first items."""
-        if type(value) in _VIEWS or isinstance(value, Iterator):
-            return ["iterator", [self.write(item) for item in itertools.islice(value, _MOST_ITEMS)]]
-        return None
-
-
-def _name_of(value: Any) -> str | None:
+def name_of(value: Any) -> str | None:
     """Return `module:qualname` under which a function or class is found, also where a module gave a lambda its name."""
     owner = getattr(value, "__objclass__", value)  # a method of a built-in type has no module
     module, name = getattr(owner, "__module__", None), getattr(value, "__qualname__", None)
@@ -139,14 +137,25 @@ def _check_length(length: int) -> None:
         raise Unwritable("too large")
 
 
-def encode_argument(value: Any, made: Callable[[Any], list[Any] | None]) -> Any:
+def encode_argument(value: Any, reference: Reference = lambda _: None) -> Any:
     """Encode `value` exactly, so that `decode` gives an equal one of the same types. Raises Unwritable."""
-    return _Writer(made).write(value)
+    return _Writer(reference).write(value)
 
 
 def encode_result(value: Any) -> Any:
-    """Encode what `value` compares equal to; iterators are consumed. Raises Unwritable and whatever its iteration raises."""
-    return _Writer(None).write(value)
+    """Encode what `value` compares equal to, or OPAQUE; raises what iterating over a subclass of a container raises.
+
+    Iterators are not read: they are opaque.
+    """
+    try:
+        return _Writer(None).write(value)
+    except Unwritable:
+        return OPAQUE
+
+
+def encode_items(values: Iterable[Any]) -> Any:
+    """Encode the first items of an iterable, which may be endless. Raises what iterating raises."""
+    return ["iterator", [encode_result(item) for item in itertools.islice(values, MOST_ITEMS)]]
 
 
 def find(target: str, default: Any = ...) -> Any:
@@ -167,17 +176,21 @@ def find(target: str, default: Any = ...) -> Any:
     return place
 
 
-def decode(written: Any) -> Any:
-    """Decode what `encode_argument` wrote, inside a sandbox: it calls constructors. Raises what they raise."""
+def decode(written: Any, resolve: Callable[[list[Any]], Any] | None = None) -> Any:
+    """Decode what `encode_argument` wrote, inside a sandbox. Raises what the constructors of standard types raise.
+
+    Args:
+        resolve: decodes what a `reference` encoded.
+    """
     if not isinstance(written, list):
         return written
     kind, *rest = written
     match kind:
         case "list" | "tuple" | "set" | "frozenset":
             types = {name: of for of, name in _CONTAINERS.items()}
-            return types[kind](decode(item) for item in rest[0])
+            return types[kind](decode(item, resolve) for item in rest[0])
         case "dict":
-            return {decode(key): decode(value) for key, value in rest[0]}
+            return {decode(key, resolve): decode(value, resolve) for key, value in rest[0]}
         case "float":
             return float(rest[0])
         case "complex":
@@ -188,16 +201,19 @@ def decode(written: Any) -> Any:
             return find(rest[0])(*rest[1])
         case "named":
             return find(rest[0])
-        case _:
-            target, positional, keyword = rest
-            return find(target)(*map(decode, positional), **{name: decode(value) for name, value in keyword.items()})
+    if resolve is None:
+        raise ValueError(f"nothing is written as {kind}")
+    return resolve(written)
 
 
 def same(expected: Any, got: Any) -> bool:
     """Return whether two encoded results are equal under Python's `==`; nothing is decoded.
 
-    Floats may differ by rounding, and where an iterator is expected any sequence of the same items will do.
+    Floats may differ by rounding, where an iterator is expected any sequence of the same items will do, and where something
+    opaque is expected anything.
     """
+    if expected == OPAQUE:
+        return True
     left, right = _number(expected), _number(got)
     if left is not None or right is not None:
         return left is not None and right is not None and _close(left, right)
@@ -205,7 +221,7 @@ def same(expected: Any, got: Any) -> bool:
         return type(expected) is type(got) and bool(expected == got)
     kind, other = expected[0], got[0]
     if kind == "iterator":
-        return other in ("iterator", "list", "tuple") and _same_items(expected[1], got[1][:_MOST_ITEMS])
+        return other in ("iterator", "list", "tuple") and _same_items(expected[1], got[1][:MOST_ITEMS])
     if kind in ("set", "frozenset"):
         return other in ("set", "frozenset") and _matched(expected[1], got[1])
     if kind != other:
@@ -244,9 +260,33 @@ def _matched(expected: list[Any], got: list[Any]) -> bool:
     if len(expected) != len(got):
         return False
     left = list(got)
-    for item in expected:
+    for item in sorted(expected, key=lambda item: "opaque" in json.dumps(item)):  # those that match anything choose last
         index = next((n for n, other in enumerate(left) if same(item, other)), None)
         if index is None:
             return False
         del left[index]
     return True
+
+
+def differs(expected: list[Any], answers: Any) -> bool:
+    """Return whether one of the answers to a program's steps is not the expected one; where that is None nothing is compared.
+
+    An answer is `["returns", result]` or `["raises", class names of the exception and its bases]`. The sandbox may have sent
+    anything.
+    """
+    if not isinstance(answers, list) or len(answers) != len(expected):
+        return True
+    return not all(wanted is None or _is_right(wanted, got) for wanted, got in zip(expected, answers, strict=True))
+
+
+def _is_right(wanted: Any, got: Any) -> bool:
+    """Return whether an answer is the expected one. An exception is right with exactly the bases of the expected one, from itself
+    on: it may be a subclass, but not of others too."""
+    try:
+        if got[0] != wanted[0]:
+            return False
+        if wanted[0] == "raises":
+            return bool(got[1][-len(wanted[1]) :] == wanted[1])
+        return same(wanted[1], got[1])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError):
+        return False

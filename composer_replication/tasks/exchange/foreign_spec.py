@@ -9,11 +9,14 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from composer_replication.types import TaskSpec, from_json
+from composer_replication.types.held_out_checks import HeldOutProgram
 
 _LONGEST_TIMEOUT_S = 3600.0
 _MOST_PATTERNS, _MOST_WILDCARDS = 10_000, 12
 """Of the allow list. A pattern is matched as a regular expression, in time that grows steeply with its wildcards."""
 _MOST_IDS = 200_000
+_LONGEST_PROGRAM = 1 << 20
+"""Characters of a held-out program."""
 
 
 def read_spec(text: bytes) -> TaskSpec:
@@ -48,7 +51,7 @@ def _refuse_surrogates(text: str) -> None:
 def _check(spec: TaskSpec) -> None:
     texts = (spec.task_id, spec.source, spec.source_digest, spec.instruction)
     ids = (*spec.fail_to_pass, *spec.pass_to_pass)
-    calls, anti_tests = spec.hidden.calls, spec.hidden.anti_tests
+    anti_tests = spec.hidden.anti_tests
     _demand(all(isinstance(text, str) for text in texts), "a text is not a string")
     _demand(isinstance(spec.impossible, bool), "impossible is not true or false")
     _demand(_strings((*ids, *spec.editable, *spec.python_path)), "a list of strings holds something else")
@@ -65,9 +68,19 @@ def _check(spec: TaskSpec) -> None:
         _demand(sum(map(pattern.count, "*?[")) <= _MOST_WILDCARDS, f"a pattern has more than {_MOST_WILDCARDS} wildcards")
         for group in re.findall(r"\[[^]]+\]", pattern):
             re.compile(group)
-    _demand(_strings([text for c in calls for text in (c.target, c.arguments, c.expected)]), "a held-out call is not text")
+    _demand(isinstance(spec.hidden.weakness, str), "a weakness is not text")
+    for program in spec.hidden.programs:
+        _check_program(program)
     _demand(all(isinstance(a.expectation, int) and _strings((a.test,)) for a in anti_tests), "an anti-test is not one")
     _demand(all(is_inside(a.test.partition("::")[0]) for a in anti_tests), "it names an anti-test outside of its tree")
+
+
+def _check_program(program: HeldOutProgram) -> None:
+    _demand(_strings((program.steps, program.expected, program.uses)), "a held-out program is not text")
+    _demand(len(program.steps) + len(program.expected) <= _LONGEST_PROGRAM, "a held-out program is too long")
+    steps, expected = json.loads(program.steps), json.loads(program.expected)
+    _demand(isinstance(steps, list) and isinstance(expected, list), "a held-out program is no list of steps")
+    _demand(len(steps) == len(expected), "a held-out program has not as many answers as steps")
 
 
 def _demand(holds: bool, otherwise: str) -> None:

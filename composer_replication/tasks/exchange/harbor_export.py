@@ -121,8 +121,8 @@ def _config(spec: TaskSpec) -> dict[str, Any]:
             "pass_to_pass": len(spec.pass_to_pass),
         },
         "verifier": {
-            # tests and held-out calls; runs killed from outside are repeated
-            "timeout_sec": (4 if spec.hidden.calls else 2) * spec.test_timeout_s + _VERIFIER_SPARE_S,
+            # tests and held-out programs; runs killed from outside are repeated
+            "timeout_sec": (4 if spec.hidden.programs else 2) * spec.test_timeout_s + _VERIFIER_SPARE_S,
             "environment_mode": "separate",
             "network_mode": "no-network",
         },

@@ -28,7 +28,7 @@ from composer_replication.tasks.exchange.foreign_harbor import Expressed, expres
 from composer_replication.tasks.exchange.foreign_spec import read_spec
 from composer_replication.tasks.exchange.harbor_export import SPEC_FILE
 from composer_replication.tasks.files import solved_tree, tree_files
-from composer_replication.tasks.held_out.checks import numbers_of
+from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
 from composer_replication.tasks.store import Task, write_task
 from composer_replication.types import Unscored

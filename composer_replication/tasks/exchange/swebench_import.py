@@ -30,7 +30,7 @@ from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.exchange.foreign_files import DAMAGED
 from composer_replication.tasks.exchange.foreign_spec import is_inside
 from composer_replication.tasks.files import storage_errors, write_whole
-from composer_replication.tasks.held_out.checks import numbers_of
+from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
 from composer_replication.tasks.report import BuildEvent, BuildOptions, Progress
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials

@@ -50,7 +50,7 @@ class Decider:
         self._options, self._tell, self._deadline = options, tell, deadline
         self.tasks: list[str] = []
         self.dropped: list[Skipped] = []
-        self.without_calls = 0
+        self.forgeable = 0
         self._verdicts_file = state / VERDICTS
         self._known = {verdict.candidate: verdict for verdict in self._read_verdicts()}
         self._most = None if options.max_tasks is None else max(options.max_tasks, self._already_there())
@@ -75,7 +75,7 @@ class Decider:
             else:
                 self._publish(verdict.task_id)
                 self.tasks.append(verdict.task_id)
-                self.without_calls += verdict.held_out_calls == 0
+                self.forgeable += bool(verdict.weakness)
             self._report()
             if len(self.tasks) == self._most:
                 return "" if len(self.tasks) + len(self.dropped) == len(self._candidates) else "max_tasks"

@@ -14,7 +14,7 @@ from pathlib import Path
 from composer_replication.sandbox.grading.anti_tests import contradiction, expectations
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.protocol import Sandbox
-from composer_replication.tasks.held_out.checks import numbers_of
+from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.store import Task, write_task
 from composer_replication.types import Outcome
 from composer_replication.types.held_out_checks import HeldOutChecks

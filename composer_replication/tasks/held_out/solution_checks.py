@@ -13,7 +13,8 @@ from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
 from composer_replication.tasks.files import solved_tree
-from composer_replication.tasks.held_out.checks import make_hidden_book, prove_calls, without_broken
+from composer_replication.tasks.held_out.book import make_hidden_book
+from composer_replication.tasks.held_out.choice import choose_checks, prove_programs, without_broken
 from composer_replication.tasks.sources.layout import RepositoryLayout, guess_layout
 from composer_replication.types import TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError, SourceError
@@ -21,15 +22,15 @@ from composer_replication.types.held_out_checks import HeldOutChecks
 
 
 def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *, sandbox: Sandbox, python: Path) -> HeldOutChecks:
-    """Return checks that the solved tree satisfies; the calls among them fail on the tree `repo` without the solution.
+    """Return checks that the solved tree satisfies; the programs among them fail on the tree `repo` without the solution.
 
     Args:
         spec: the task, whose tests are known to hold.
         gold: the solution, by POSIX path.
 
     Returns:
-        None of a kind where the tests call no function with arguments that can be written down, or have no expectation to turn
-        around; none at all where no Python package is found in the tree.
+        None of a kind where the tests do nothing that can be written down, or have no expectation to turn around; none at all
+        where no Python package is found in the tree.
 
     Raises:
         SandboxError: the sandbox broke.
@@ -44,9 +45,17 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
         runner = CodeRunner(sandbox=sandbox, python=python, python_path=spec.python_path, limits=limits)
         tests = frozenset({*spec.fail_to_pass, *spec.pass_to_pass})
         book = make_hidden_book(runner, solved, layout=layout, passing=tests, seed=0)
-    checks = book.for_task(_changed(repo, gold), frozenset(spec.fail_to_pass), seed=spec.task_id)
-    checks = prove_calls(checks, runner, Tree(base=repo))
-    while checks != HeldOutChecks():
+        checks = choose_checks(
+            book,
+            _changed(repo, gold),
+            frozenset(spec.fail_to_pass),
+            runner=runner,
+            gold=Tree(base=solved),
+            files=gold,
+            seed=spec.task_id,
+        )
+    checks = prove_programs(checks, runner, Tree(base=repo))
+    while checks.programs or checks.anti_tests:
         report = grade(replace(spec, hidden=checks), repo, dict(gold), sandbox=sandbox, python=python)
         if isinstance(report.reward, Unscored):
             raise SandboxError(f"task {spec.task_id} could not be graded: {report.reward.reason}")

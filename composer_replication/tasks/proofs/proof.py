@@ -12,7 +12,7 @@ from composer_replication.sandbox.grading.grade import grade, judge
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.protocol import Ending, Limits, Tree
-from composer_replication.tasks.held_out.checks import without_broken
+from composer_replication.tasks.held_out.choice import without_broken
 from composer_replication.types import Outcome, TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError
 from composer_replication.types.held_out_checks import HeldOutChecks
@@ -20,6 +20,14 @@ from composer_replication.types.held_out_checks import HeldOutChecks
 
 class NoTaskError(Exception):
     """The candidate is not a task; the message says why."""
+
+
+class ForgeableError(NoTaskError):
+    """The candidate's reward could be forged."""
+
+    def __init__(self, weakness: str) -> None:
+        super().__init__(f"forgeable (--forgeable keeps it): {weakness.partition(':')[0]}")
+        self.weakness = weakness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

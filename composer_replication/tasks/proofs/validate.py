@@ -16,11 +16,13 @@ from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks.describe import Feature, describe
 from composer_replication.tasks.features.select import Candidate
-from composer_replication.tasks.held_out.checks import HiddenBook, numbers_of, prove_calls
+from composer_replication.tasks.held_out.book import HiddenBook
+from composer_replication.tasks.held_out.choice import choose_checks, numbers_of, prove_programs
 from composer_replication.tasks.held_out.impossible import make_impossible
 from composer_replication.tasks.proofs.baseline import Baseline
 from composer_replication.tasks.proofs.leak import LeakScanner
 from composer_replication.tasks.proofs.proof import (
+    ForgeableError,
     NoTaskError,
     Without,
     prove,
@@ -46,7 +48,8 @@ class CandidateVerdict:
     """`Candidate.key`, which names the functions it deletes."""
     task_id: str
     """Id of the task, whether or not it is written."""
-    held_out_calls: int
+    weakness: str = ""
+    """Why its reward can be forged (`HeldOutChecks.weakness`)."""
     dropped: str = ""
     """Why it is not a task; empty when it is one."""
     flaky: int = 0
@@ -93,18 +96,20 @@ class Validator:
         """
         start = time.monotonic()
         task_id = self._task_id(candidate)
-        dropped, flaky, calls = "", 0, 0
+        dropped, flaky, weakness = "", 0, ""
         try:
-            flaky, calls = self._build(candidate, task_id)
+            flaky, weakness = self._build(candidate, task_id)
+        except ForgeableError as reason:
+            dropped, weakness = str(reason), reason.weakness
         except NoTaskError as reason:
             dropped = str(reason)
         seconds = round(time.monotonic() - start, 3)
         return CandidateVerdict(
-            candidate=candidate.key, task_id=task_id, held_out_calls=calls, dropped=dropped, flaky=flaky, seconds=seconds
+            candidate=candidate.key, task_id=task_id, weakness=weakness, dropped=dropped, flaky=flaky, seconds=seconds
         )
 
-    def _build(self, candidate: Candidate, task_id: str) -> tuple[int, int]:
-        """Prove a task and write it, or raise; return the numbers of flaky tests left out and of held-out calls."""
+    def _build(self, candidate: Candidate, task_id: str) -> tuple[int, str]:
+        """Prove a task and write it, or raise; return the number of flaky tests left out, and why its reward can be forged."""
         deleted = without_functions(self.files, candidate.functions, self.options.mode, self.layout.python_path)
         bodies = [body_of(self.files[f.path], f) for f in candidate.functions]
         self._refuse(candidate, bodies)
@@ -115,8 +120,8 @@ class Validator:
         hidden = self._hidden_checks(candidate, deleted, without.failing)
 
         def spec_of(failing: Set[str], passing: Set[str], hidden: HeldOutChecks) -> TaskSpec:
-            if self.options.held_out_only and not hidden.calls:
-                raise NoTaskError("it has no held-out calls (--held-out-only)")
+            if hidden.weakness and not self.options.forgeable:
+                raise ForgeableError(hidden.weakness)
             kept = sorted(passing, key=lambda i: (i not in candidate.tests, i))[: self.options.pass_to_pass_cap]
             return replace(self._spec(candidate, task_id, failing, kept), hidden=hidden)
 
@@ -128,7 +133,7 @@ class Validator:
         }
         task = self._write(proven.spec, candidate, deleted, {**facts, **self._check_strength(candidate, proven.spec)})
         self._perhaps_impossible(task, candidate, deleted)
-        return len(proven.flaky), len(proven.spec.hidden.calls)
+        return len(proven.flaky), proven.spec.hidden.weakness
 
     def _refuse(self, candidate: Candidate, bodies: Sequence[bytes]) -> None:
         """Drop what no model should learn, before anything runs."""
@@ -142,9 +147,19 @@ class Validator:
             raise NoTaskError("a credential is in its code (--allow-credentials)")
 
     def _hidden_checks(self, candidate: Candidate, deleted: Mapping[str, bytes], failing: Set[str]) -> HeldOutChecks:
-        """Return the project's checks that concern the candidate; the calls fail on its tree."""
-        checks = self.hidden.for_task(candidate.functions, failing, seed=f"{self.options.seed} {candidate.key}")
-        return prove_calls(checks, self.runner, Tree(base=self.compiled, changes=deleted))
+        """Return the project's checks that concern the candidate; the programs fail on its tree."""
+        checks = choose_checks(
+            self.hidden,
+            candidate.functions,
+            failing,
+            runner=self.runner,
+            gold=Tree(base=self.compiled),
+            files=self.files,
+            seed=f"{self.options.seed} {candidate.key}",
+        )
+        if checks.weakness and not self.options.forgeable:
+            raise ForgeableError(checks.weakness)
+        return prove_programs(checks, self.runner, Tree(base=self.compiled, changes=deleted))
 
     def _check_strength(self, candidate: Candidate, spec: TaskSpec) -> dict[str, int]:
         """Count the mutants of the gold code and how many the fail-to-pass tests kill; drop a candidate that kills too few."""

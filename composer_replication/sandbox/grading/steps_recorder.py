@@ -1,0 +1,365 @@
+"""Recorder of what tests do with a project's objects: steps over handles, which can be done again without the tests.
+
+Its text runs in a sandbox as an observer of `pytest_driver`, behind those of `literals`, `operators` and `shipping`, while test
+files run that `languages.python.instrument` has rewritten. A handle is the number of the step that made an object. What happens
+inside a recorded step is not recorded: the project's own calls are not part of its interface.
+
+A step is a mapping: `do` says what, `unused` that the test does not look at the result. For the host stand beside it, in `facts`:
+the test, whether the project is touched, and the class of the result where it is the project's.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import os
+import sys
+import threading
+import types
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.sandbox.grading.literals import MOST_ITEMS, Unwritable, encode_argument, name_of
+    from composer_replication.sandbox.grading.operators import operate
+    from composer_replication.sandbox.grading.shipping import Shipper
+
+_MOST_STEPS, _MOST_IN_ALL = 120, 60_000
+"""Limits on the steps of one test and of all."""
+_HARNESS = frozenset({"pytest", "_pytest", "unittest", "hypothesis", "mock"})
+"""Modules whose functions judge or generate: what they do is not the project's."""
+_JUDGES = {
+    "assertEqual": "eq", "assertNotEqual": "ne", "assertIn": "in", "assertNotIn": "not in", "assertLess": "lt",
+    "assertLessEqual": "le", "assertGreater": "gt", "assertGreaterEqual": "ge", "assertListEqual": "eq", "assertDictEqual": "eq",
+    "assertSetEqual": "eq", "assertTupleEqual": "eq", "assertSequenceEqual": "eq", "assertCountEqual": "eq",
+    "assertIs": "is_", "assertIsNot": "is_not", "assertAlmostEqual": "eq", "assertTrue": "truth", "assertFalse": "truth",
+}  # fmt: skip
+"""Methods of unittest -> the operator by which they look at their operands."""
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+_EXPECTING = frozenset({"raises", "assertRaises", "assertRaisesRegex", "warns", "assertWarns"})
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
+_MUTABLE = (list, dict, set, bytearray)
+_ANSWER_PRIVATE = frozenset({"builtins:id", "builtins:hash", "_pickle:dumps", "pickle:dumps", "marshal:dumps"})
+"""Functions whose result is no promise."""
+
+
+class Recorder:
+    """Stands behind the name `__composer__`."""
+
+    def __init__(self, sources: list[str]) -> None:
+        self.root = os.getcwd() + os.sep
+        self.sources = {os.path.join(self.root, path) for path in sources}
+        self.steps: list[dict[str, Any]] = []
+        self.facts: list[tuple[str, bool, str]] = []
+        self.handles: dict[int, int] = {}
+        self.touched: set[int] = set()
+        self.kept: list[Any] = []
+        self.counts: dict[str, int] = {}
+        self.places: dict[str, str] = {}
+        self.thread = threading.get_ident()
+        self.inside = 0
+        self.shipper = Shipper(self.reference)
+
+    # --- whose is what ---
+
+    def place_of(self, module: object) -> str:
+        """Return `source`, `test` (another file of the tree), `harness` or nothing for a module's name."""
+        if not isinstance(module, str):
+            return ""
+        place = self.places.get(module)
+        if place is None:
+            file = getattr(sys.modules.get(module), "__file__", None) or ""
+            inside = file.startswith(self.root) and file.endswith(".py")
+            place = ("source" if file in self.sources else "test") if inside else ""
+            self.places[module] = place = "harness" if module.partition(".")[0] in _HARNESS else place
+        return place
+
+    def place(self, value: Any) -> str:
+        """Return the place of a module, function, class or, for any other object, of its class."""
+        if isinstance(value, types.ModuleType):
+            return self.place_of(value.__name__)
+        if isinstance(value, types.FunctionType | type | types.MethodType):
+            return self.place_of(getattr(value, "__module__", None))
+        return self.place_of(type(value).__module__)
+
+    def touches(self, values: Iterable[Any]) -> bool:
+        """Return whether one of the values is the project's, comes from it, or has been in its hands."""
+        return any(type(value) not in _PLAIN and (id(value) in self.touched or self.place(value) == "source") for value in values)
+
+    # --- writing down ---
+
+    def test(self) -> str:
+        return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
+
+    def idle(self) -> bool:
+        return bool(self.inside) or threading.get_ident() != self.thread
+
+    def reference(self, value: Any) -> list[Any] | None:
+        """Encode what is known by a handle, a module, or what a test defines; a container becomes known when it is first
+        passed."""
+        if type(value) in _PLAIN:
+            return None
+        handle = self.handles.get(id(value))
+        if handle is not None:
+            return ["step", handle]
+        if type(value) in _MUTABLE:
+            return ["step", self.add({"do": "value", "of": encode_argument(value, self.inner)}, False, value)]
+        return self.inner(value)
+
+    def inner(self, value: Any) -> list[Any] | None:
+        """Encode a part of a container: other than `reference`, no container of its own becomes known."""
+        handle = None if type(value) in _PLAIN else self.handles.get(id(value))
+        if handle is not None:
+            return ["step", handle]
+        if isinstance(value, types.ModuleType):
+            if self.place(value) == "test":
+                raise Unwritable("a module of the tests")
+            return ["module", value.__name__]
+        if isinstance(value, types.FunctionType | type) and self.place(value) == "test":
+            return self.shipper.write(value)
+        if isinstance(value, types.MethodType):
+            if self.place(value.__func__) == "test" and id(value.__self__) not in self.handles:
+                return ["stand-in", self.shipper.write(value.__func__)]
+            return ["method", encode_argument(value.__self__, self.reference), value.__name__]
+        return None
+
+    def written(self, value: Any) -> Any:
+        return encode_argument(value, self.reference)
+
+    def add(self, step: dict[str, Any], touching: bool, result: Any = None) -> int:
+        """Write a step down; its result gets a handle where it can be told from others. Raises Unwritable past the limits."""
+        test = self.test()
+        count = self.counts[test] = self.counts.get(test, 0) + 1
+        if count > _MOST_STEPS or len(self.steps) >= _MOST_IN_ALL:
+            raise Unwritable("too many steps")
+        self.steps.append(step)
+        known = type(result) in _PLAIN or (type(result) is tuple and not result)
+        kind = "" if known or self.place(result) not in ("source", "test") else type(result).__qualname__
+        self.facts.append((test, touching, kind))
+        if not known and id(result) not in self.handles and not (isinstance(result, type) and name_of(result)):
+            self.handles[id(result)] = len(self.steps) - 1
+            self.kept.append(result)
+            if touching:
+                self.touched.add(id(result))
+        return len(self.steps) - 1
+
+    def note(self, make: Callable[[], dict[str, Any]], do: Callable[[], Any], operands: tuple[Any, ...]) -> Any:
+        """Do what the test does, and write it down where that is possible."""
+        if self.idle() or self.counts.get(self.test(), 0) >= _MOST_STEPS:
+            return do()
+        touching = self.touches(operands)
+        step = self.attempt(make) if touching or any(type(value) not in _PLAIN for value in operands) else None
+        if step is None:
+            return do()
+        if touching:
+            self.touched.update(id(value) for value in operands if id(value) in self.handles)
+        self.inside += 1
+        try:
+            result = do()
+        except BaseException:
+            self.attempt(lambda: self.add(step, touching))
+            raise
+        finally:
+            self.inside -= 1
+        self.attempt(lambda: self.add(step, touching, result))
+        return result
+
+    def attempt(self, make: Callable[[], Any]) -> Any:
+        """Return what `make` returns, or None where something cannot be written down."""
+        self.inside += 1
+        try:
+            return make()
+        except Exception:  # noqa: BLE001 - the properties of a stranger's objects may raise anything when they are looked at
+            return None
+        finally:
+            self.inside -= 1
+
+    # --- what rewritten code asks for ---
+
+    def call(self, function: Any, /, *args: Any, **named: Any) -> Any:
+        return self.called(function, args, named, used=True)
+
+    def call_unused(self, function: Any, /, *args: Any, **named: Any) -> Any:
+        return self.called(function, args, named, used=False)
+
+    def called(self, function: Any, args: tuple[Any, ...], named: dict[str, Any], *, used: bool) -> Any:
+        place = "" if self.idle() else self.place(function)
+        helper = place == "test" and isinstance(function, types.FunctionType | types.MethodType)
+        if helper or place == "harness" or self.is_case(function):
+            return function(*args, **named)  # what a helper of the tests does is recorded itself
+        return self.note(
+            lambda: self.step("call", function, args, named, used),
+            lambda: function(*args, **named),
+            (function, *args, *named.values()),
+        )
+
+    def step(self, do: str, of: Any, args: tuple[Any, ...], named: dict[str, Any], used: bool) -> dict[str, Any]:
+        step = {"do": do, "of": self.written(of), "args": [self.written(a) for a in args]}
+        if named:
+            step["named"] = {name: self.written(value) for name, value in named.items()}
+        if not used or name_of(of) in _ANSWER_PRIVATE:
+            step["unused"] = True
+        return step
+
+    def method(self, owner: Any, name: str, /, *args: Any, **named: Any) -> Any:
+        return self.method_called(owner, name, args, named, used=True)
+
+    def method_unused(self, owner: Any, name: str, /, *args: Any, **named: Any) -> Any:
+        return self.method_called(owner, name, args, named, used=False)
+
+    def method_called(self, owner: Any, name: str, args: tuple[Any, ...], named: dict[str, Any], *, used: bool) -> Any:
+        function = getattr(owner, name)
+        if self.idle():
+            return function(*args, **named)
+        if isinstance(owner, types.ModuleType):
+            if self.place(owner) == "harness":
+                return function(*self.expecting(name, args), **named)
+            return self.called(function, args, named, used=used)
+        if self.is_case(type(owner)):
+            if name in _JUDGES:
+                self.judged(_JUDGES[name], args)
+            if self.place(function) == "harness":
+                return function(*self.expecting(name, args), **named)
+            return self.called(function, args, named, used=used)
+        if isinstance(function, types.MethodType) and self.place(function.__func__) == "test" and id(owner) not in self.handles:
+            return function(*args, **named)
+
+        def make() -> dict[str, Any]:
+            return {**self.step("method", owner, args, named, used), "name": name}
+
+        return self.note(make, lambda: function(*args, **named), (owner, *args, *named.values()))
+
+    @staticmethod
+    def is_case(value: Any) -> bool:
+        """Return whether a class is a unittest.TestCase, without importing unittest."""
+        return isinstance(value, type) and any(
+            c.__name__ == "TestCase" and c.__module__ == "unittest.case" for c in value.__mro__
+        )
+
+    def expecting(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Have `raises(Error, function, ...)` call the function through the recorder."""
+        if name not in _EXPECTING or len(args) < 2 or not callable(args[1]):
+            return args
+        function = args[1]
+        return (args[0], lambda *given, **named: self.call(function, *given, **named), *args[2:])
+
+    def judged(self, how: str, operands: tuple[Any, ...]) -> None:
+        """Write down how a method of unittest looks at its operands; what goes wrong is the method's to say."""
+        try:
+            self.truth(operands[0]) if how == "truth" else self.operator(how, *operands[:2])
+        except Exception:  # noqa: BLE001
+            pass
+
+    def attribute(self, owner: Any, name: str, /) -> Any:
+        if self.idle() or isinstance(owner, types.ModuleType) or self.is_case(type(owner)) or not self.touches((owner,)):
+            return getattr(owner, name)
+        make = lambda: {"do": "attribute", "of": self.written(owner), "name": name}  # noqa: E731
+        return self.note(make, lambda: getattr(owner, name), (owner,))
+
+    def operator(self, name: str, /, *operands: Any) -> Any:
+        if self.idle() or not self.touches(operands) or (name in ("setattr", "delattr") and self.is_case(type(operands[0]))):
+            return operate(name, *operands)
+        if name in _COMPARISONS and self.looked(operands):
+            return operate(name, *operands)
+        make = lambda: {"do": "operator", "name": name, "args": [self.written(value) for value in operands]}  # noqa: E731
+        return self.note(make, lambda: operate(name, *operands), operands)
+
+    def looked(self, operands: tuple[Any, ...]) -> bool:
+        """Where a plain container is compared, write down that it is looked at: its contents say more than the comparison, and
+        the other operand would give the answer away."""
+        plain = [value for value in operands if type(value) in (*_MUTABLE, tuple) and id(value) in self.handles]
+        for value in plain:
+            self.attempt(lambda value=value: self.add({"do": "look", "of": self.written(value)}, True))
+        return bool(plain)
+
+    def truth(self, value: Any, /) -> Any:
+        if self.idle() or type(value) in _PLAIN or not self.touches((value,)):
+            return value
+        self.note(lambda: {"do": "operator", "name": "truth", "args": [self.written(value)]}, lambda: bool(value), (value,))
+        return value
+
+    def items(self, values: Any, /) -> Any:
+        if self.idle() or not self.touches((values,)):
+            return values
+        if type(values) in (list, tuple):
+            handle = self.attempt(lambda: self.looked((values,)) and self.handles.get(id(values)))
+        else:
+            handle = self.attempt(lambda: self.add({"do": "items", "of": self.written(values)}, True))
+        return values if handle is None else self.handed_out(values, handle)
+
+    def handed_out(self, values: Iterable[Any], handle: int) -> Iterator[Any]:
+        """Yield the items; each that is an object becomes known as one of the list that the step makes."""
+        for number, item in enumerate(values):
+            if not self.idle() and type(item) not in _PLAIN and id(item) not in self.handles:
+                step = {"do": "operator", "name": "getitem", "args": [["step", handle], number]}
+                self.attempt(lambda step=step, item=item: self.add(step, False, item))
+            yield item
+
+    def generated(self, items: Iterator[Any], /) -> Iterator[Any]:
+        """Write down what a generator expression gives that is passed on; one that is long stays as it is."""
+        if self.idle():
+            return items
+        first = list(itertools.islice(items, MOST_ITEMS + 1))
+        if len(first) > MOST_ITEMS:
+            return itertools.chain(first, items)
+        again = iter(first)
+        self.attempt(lambda: self.add({"do": "iterator", "of": [self.written(item) for item in first]}, False, again))
+        return again
+
+    def context(self, manager: Any, /) -> Any:
+        return (
+            manager
+            if self.idle() or not self.touches((manager,)) or not hasattr(manager, "__enter__")
+            else Entered(self, manager)
+        )
+
+    def decorator(self, decorate: Any, /) -> Any:
+        if self.idle() or not self.touches((decorate,)):
+            return decorate
+        return lambda function: self.call(decorate, function)
+
+    def awaited(self, awaitable: Any, /) -> Awaitable[Any]:
+        if self.idle() or not self.touches((awaitable,)):
+            return awaitable  # type: ignore[no-any-return]
+        return self.wait(awaitable)
+
+    async def wait(self, awaitable: Awaitable[Any]) -> Any:
+        step = self.attempt(lambda: {"do": "await", "of": self.written(awaitable)})
+        try:
+            result = await awaitable
+        except BaseException:
+            self.attempt(lambda: step and self.add(step, True))
+            raise
+        self.attempt(lambda: step and self.add(step, True, result))
+        return result
+
+
+class Entered:
+    """A context manager of the project whose entry and exit are steps."""
+
+    def __init__(self, recorder: Recorder, manager: Any) -> None:
+        self.recorder, self.manager = recorder, manager
+
+    def __enter__(self) -> Any:
+        return self.recorder.method(self.manager, "__enter__")
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
+        if kind is not None:
+            return self.manager.__exit__(kind, error, trace)
+        return self.recorder.method(self.manager, "__exit__", None, None, None)
+
+
+def start(options: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    """Record until the returned function is called, which returns `steps` and `facts` in the order of the steps.
+
+    Args:
+        options: `sources`, paths relative to the working directory.
+    """
+    recorder = Recorder(options["sources"])
+    vars(builtins)["__composer__"] = recorder
+
+    def stop() -> dict[str, Any]:
+        recorder.inside += 1
+        return {"steps": recorder.steps, "facts": recorder.facts}
+
+    return stop

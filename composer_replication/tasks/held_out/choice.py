@@ -1,0 +1,159 @@
+"""Programs chosen for one task: those that tell the gold code from every trivial body, or why there are none.
+
+Visible tests are taken as forged. Each deleted function gets each trivial body (`languages.python.trivial`) in the place of its
+own, the others keep theirs, so a program that leaves one function of several out fails as well.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from composer_replication.languages.python.functions import Function
+from composer_replication.languages.python.trivial import trivial_bodies
+from composer_replication.sandbox.grading.programs import BodyTrial, try_bodies, wrong_programs
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
+from composer_replication.sandbox.protocol import Tree
+from composer_replication.tasks.held_out.book import HiddenBook, ObservedProgram
+from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
+
+_POOL = 24
+"""Programs that a body is tried on, per function."""
+_BITES = 2
+"""Programs that have to tell a body from the gold code before the next body is tried."""
+_FEWEST, _FEWEST_ANSWERS = 4, 2
+"""Programs of a function, and different lists of answers among them, below which the programs are no evidence."""
+_PER_FUNCTION, _ANTI_PER_TASK = 8, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trials:
+    """The bodies of one function and the programs they are tried on."""
+
+    function: Function
+    pool: list[int]
+    bodies: list[str]
+    trials: list[BodyTrial]
+    """The first is that of the gold code."""
+
+
+def choose_checks(
+    book: HiddenBook,
+    functions: Sequence[Function],
+    failing: Set[str],
+    *,
+    runner: CodeRunner,
+    gold: Tree,
+    files: Mapping[str, bytes],
+    seed: str,
+) -> HeldOutChecks:
+    """Choose checks for a task that deletes `functions` and whose fail-to-pass tests are `failing`; deterministic in `seed`.
+
+    Args:
+        gold: the tree with the feature.
+        files: its sources, by POSIX path.
+
+    Raises:
+        SandboxError: the sandbox broke.
+    """
+    rng = random.Random(seed)
+    names = {test_id.partition("[")[0] for test_id in failing}
+    anti_tests = [test for test in book.anti_tests if test.test in names]
+    rng.shuffle(anti_tests)
+    groups = [_trials_of(function, book.programs, files[function.path], rng) for function in functions]
+    numbers = sorted({number for group in groups for number in group.pool})
+    place = {number: at for at, number in enumerate(numbers)}
+    trials = [replace(trial, numbers=[place[number] for number in trial.numbers]) for group in groups for trial in group.trials]
+    steps = [book.programs[number].steps for number in numbers]
+    expected = [book.programs[number].expected for number in numbers]
+    answers = (try_bodies(runner, gold, steps, expected, trials) if steps else None) or [[] for _ in trials]
+    found = iter([[numbers[at] for at in wrong] for wrong in answers])
+    chosen: list[HeldOutProgram] = []
+    weakness = ""
+    for group in groups:
+        wrong = [next(found) for _ in group.trials]
+        programs, why = _chosen(group, wrong, book.programs)
+        chosen += [program for program in programs if program.steps not in {other.steps for other in chosen}]
+        weakness = weakness or why
+    return HeldOutChecks(programs=tuple(chosen), anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness=weakness)
+
+
+def _trials_of(function: Function, programs: Sequence[ObservedProgram], source: bytes, rng: random.Random) -> _Trials:
+    """Order the programs that run a function, new and recorded ones in turns, and start each body at another of them."""
+    running = [number for number, program in enumerate(programs) if function.key in program.entered]
+    rng.shuffle(running)
+    running.sort(key=lambda number: len(programs[number].steps))
+    halves = [[n for n in running if programs[n].seen is seen][: _POOL // 2] for seen in (False, True)]
+    pool = [number for turn in _in_turns(halves) for number in turn]
+    bodies = trivial_bodies(source, function) if pool else []
+    trials = [BodyTrial(path=function.path, text=None, numbers=pool, most=len(pool))] if pool else []
+    for number, body in enumerate(bodies):
+        start = 2 * number % len(pool)
+        order = pool[start:] + pool[:start]
+        trials.append(BodyTrial(path=function.path, text=body.source, numbers=order, most=_BITES))
+    return _Trials(function=function, pool=pool, bodies=[body.body for body in bodies], trials=trials)
+
+
+def _in_turns(halves: Sequence[Sequence[int]]) -> Iterable[list[int]]:
+    for at in range(max(map(len, halves), default=0)):
+        yield [half[at] for half in halves if at < len(half)]
+
+
+def _chosen(
+    group: _Trials, wrong: Sequence[Sequence[int]], programs: Sequence[ObservedProgram]
+) -> tuple[list[HeldOutProgram], str]:
+    """Return the programs of one function, fewest first that tell every body, and why they are no evidence."""
+    name = group.function.qualname
+    if not group.pool:
+        return [], f"no held-out program runs it: {name}"
+    unsteady = set(wrong[0])
+    biting = {body: [n for n in found if n not in unsteady] for body, found in zip(group.bodies, wrong[1:], strict=True)}
+    chosen: list[int] = []
+    for found in biting.values():
+        missing = _BITES - len(set(found) & set(chosen))
+        chosen += [number for number in found if number not in chosen][: max(missing, 0)]
+    others = dict.fromkeys(number for found in biting.values() for number in found if number not in chosen)
+    chosen = (chosen + list(others))[: max(_PER_FUNCTION, len(chosen))]
+    held = [
+        HeldOutProgram(
+            steps=json.dumps(programs[number].steps),
+            expected=json.dumps(programs[number].expected),
+            uses=group.function.key,
+            seen=programs[number].seen,
+        )
+        for number in chosen
+    ]
+    passing = next((body for body, found in biting.items() if not found), None)
+    if passing is not None:
+        return held, f"a trivial body satisfies its held-out programs: `{passing}` in {name}"
+    if len(held) < _FEWEST or len({program.expected for program in held}) < _FEWEST_ANSWERS:
+        return held, f"few held-out programs tell trivial bodies from it: {len(held)} of {name}"
+    return held, ""
+
+
+def prove_programs(checks: HeldOutChecks, runner: CodeRunner, tree: Tree) -> HeldOutChecks:
+    """Keep the checks whose programs fail on a task's own tree. Raises SandboxError."""
+    if not checks.programs:
+        return checks
+    wrong, _ = wrong_programs(runner, tree, checks.programs)
+    return replace(checks, programs=tuple(checks.programs[number] for number in wrong))
+
+
+def without_broken(checks: HeldOutChecks, broken: Iterable[int]) -> HeldOutChecks:
+    """Drop the checks numbered as in `GradeReport.hidden_broken`. Those that remain may be too few to be evidence."""
+    lost, first = set(broken), len(checks.programs)
+    programs = tuple(program for number, program in enumerate(checks.programs) if number not in lost)
+    few = "some held-out programs did not hold for the gold code" if len(programs) < first else ""
+    return HeldOutChecks(
+        programs=programs,
+        anti_tests=tuple(test for number, test in enumerate(checks.anti_tests, first) if number not in lost),
+        weakness=checks.weakness or few,
+    )
+
+
+def numbers_of(checks: HeldOutChecks) -> dict[str, int]:
+    """Return the counts for a task's `provenance`."""
+    new = sum(not program.seen for program in checks.programs)
+    return {"held_out_programs": len(checks.programs), "held_out_new": new, "anti_tests": len(checks.anti_tests)}

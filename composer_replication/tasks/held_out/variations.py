@@ -1,0 +1,89 @@
+"""Programs near the recorded ones: another argument, a step left out, done twice, or exchanged with the next."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer_replication.languages.python.inputs import changed, kind_of
+from composer_replication.sandbox.grading.programs import Step, Steps
+
+Palette = Mapping[str, Sequence[Any]]
+"""Arguments that tests use, by place (`place_of`)."""
+
+_ANOTHER_ARGUMENT, _LEFT_OUT, _TWICE = 0.7, 0.8, 0.9
+"""Upper ends of the ways' shares of chance; the rest exchanges two steps."""
+_SECOND_NUMBER = 500_000
+"""Added to the number of a step that is done twice."""
+
+
+def palette_of(programs: Sequence[Steps]) -> Palette:
+    """Collect the arguments of all steps by place."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    for program in programs:
+        for _, step in program:
+            for place, holder, key in _slots(step):
+                found[place].append(holder[key])
+    return found
+
+
+def vary(program: Steps, palette: Palette, rng: random.Random) -> list[tuple[int, Step]] | None:
+    """Return one variation, or None where what was drawn changes nothing."""
+    steps = copy.deepcopy(list(program))
+    way, at = rng.random(), rng.randrange(len(steps))
+    if way < _ANOTHER_ARGUMENT:
+        return steps if _with_another_argument(steps, palette, rng) else None
+    if way < _LEFT_OUT:
+        del steps[at]
+    elif way < _TWICE:
+        number, step = steps[at]
+        steps.insert(at + 1, (_SECOND_NUMBER + number, copy.deepcopy(step)))
+    elif at + 1 < len(steps):
+        steps[at], steps[at + 1] = steps[at + 1], steps[at]
+    return steps
+
+
+def _with_another_argument(steps: Sequence[tuple[int, Step]], palette: Palette, rng: random.Random) -> bool:
+    """Change one argument of one step, and say whether there was one to change."""
+    slots = [slot for _, step in steps for slot in _slots(step)]
+    rng.shuffle(slots)
+    for place, holder, key in slots:
+        value = holder[key]
+        alike = [other for other in palette.get(place, ()) if kind_of(other) == kind_of(value)]
+        new = changed(value, rng.choice(alike) if alike else value, rng)
+        if new != value:
+            holder[key] = new
+            return True
+    return False
+
+
+def _slots(step: Step) -> list[tuple[str, Any, Any]]:
+    """Return the places of a step's plain arguments: a name of the place, and the holder and key of the value."""
+    what = f"{step['do']} {step.get('name', step.get('of'))}"
+    if step["do"] == "value":
+        return [("value", step, "of")] if _is_plain(step["of"]) else []
+    if step.get("name") in ("setattr", "delattr", "getitem") and step["args"][:1] and step["do"] == "operator":
+        first = 1 if step["name"] == "getitem" else 2
+    else:
+        first = 0
+    args, named = step.get("args", []), step.get("named", {})
+    found = [(f"{what} {at}", args, at) for at in range(first, len(args)) if _is_plain(args[at])]
+    return found + [(f"{what} {name}", named, name) for name in named if _is_plain(named[name])]
+
+
+def _is_plain(written: Any) -> bool:
+    """Return whether a value may be varied: no result of a step, and nothing of code."""
+    if not isinstance(written, list):
+        return True
+    if written[0] in ("step", "named", "module", "method", "stand-in", "shipped"):
+        return False
+    return all(_is_plain(item) for item in _inner(written))
+
+
+def _inner(written: list[Any]) -> list[Any]:
+    if written[0] in ("list", "tuple", "set", "frozenset"):
+        return list(written[1])
+    return [part for pair in written[1] for part in pair] if written[0] == "dict" else []
