@@ -21,7 +21,8 @@ from composer_replication.observe import mean_and_se, pass_at_1
 from composer_replication.rollouts import Progress, collect_groups
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading.grade import GradeCache
-from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tasks.store import Task
+from composer_replication.tasks.strength import load_strong_tasks, strong_tasks
 from composer_replication.trainer.waiting import wait_for
 from composer_replication.types import Group, Trajectory, Unscored
 
@@ -54,6 +55,8 @@ class RolloutOptions:
     """Tools offered to agents: `basic`, or `shell` for commands and patches of their own."""
     engine: EngineKind = "transformers"
     """Engine that samples a model: in this process, or on a server that holds it."""
+    forgeable: bool = False
+    """Take also tasks whose reward can be forged (`tasks.strength`)."""
     server_url: str | None = None
     """`http://HOST:PORT` of that server."""
     max_requests: int | None = None
@@ -92,14 +95,16 @@ def rollout(
         ConfigError: there is no such policy or option.
         TaskError, SandboxError: tests do not run here.
     """
-    groups, _ = rollout_groups(_tasks(tasks), policy, group_size, RolloutOptions(**options))
+    chosen = RolloutOptions(**options)
+    groups, _ = rollout_groups(_tasks(tasks, forgeable=chosen.forgeable), policy, group_size, chosen)
     return [t for g in groups for t in g.trajectories]
 
 
 def evaluate(tasks: Sequence[Task] | str | os.PathLike[str], policy: str, *, samples: int = 1, **options: Any) -> Evaluation:
     """Measure pass@1 of a policy on tasks, from `samples` rollouts of each. Arguments and errors are those of `rollout`."""
-    loaded = _tasks(tasks)
-    groups, isolation = rollout_groups(loaded, policy, samples, RolloutOptions(**options))
+    chosen = RolloutOptions(**options)
+    loaded = _tasks(tasks, forgeable=chosen.forgeable)
+    groups, isolation = rollout_groups(loaded, policy, samples, chosen)
     return evaluation_of(policy, loaded, groups, isolation)
 
 
@@ -179,8 +184,10 @@ def rollout_groups(
     return groups, isolation
 
 
-def _tasks(given: Sequence[Task] | str | os.PathLike[str]) -> list[Task]:
-    return load_tasks(given) if isinstance(given, str | os.PathLike) else list(given)
+def _tasks(given: Sequence[Task] | str | os.PathLike[str], *, forgeable: bool) -> list[Task]:
+    if isinstance(given, str | os.PathLike):
+        return load_strong_tasks(Path(given), forgeable=forgeable)
+    return strong_tasks(given, "the list", forgeable=forgeable)
 
 
 def _row(group: Group) -> dict[str, Any]:

@@ -11,12 +11,12 @@ import typer
 
 from composer_replication.api.policies import REQUIRED, EngineKind, check_policy
 from composer_replication.api.rollouts import Evaluation, RolloutOptions, evaluation_of, rollout_groups
-from composer_replication.cli.support.options import SandboxOption, marked
+from composer_replication.cli.support.options import ForgeableOption, SandboxOption, marked
 from composer_replication.envs.tools import Toolset
 from composer_replication.observe import Terminal, mean_and_se
 from composer_replication.observe.console import Console, echo
 from composer_replication.tasks.describe import InstructionStyle
-from composer_replication.tasks.store import load_tasks
+from composer_replication.tasks.strength import load_strong_tasks
 from composer_replication.tasks.wording import worded
 from composer_replication.types import Group, to_json
 from composer_replication.types.errors import StorageError
@@ -43,6 +43,7 @@ def rollout(
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
     out: Annotated[Path | None, typer.Option(file_okay=False, help="Folder for trajectories.jsonl and summary.json.")] = None,
     sandbox: SandboxOption = "auto",
+    forgeable: ForgeableOption = False,
     instruction: Annotated[
         InstructionStyle | None, typer.Option(help="How much the instruction tells agents; by default as built.")
     ] = None,
@@ -59,7 +60,7 @@ def rollout(
     """
     terminal = Terminal(Console(stderr=True) if json_output else None)
     check_policy(policy, engine, server_url)
-    chosen = worded(load_tasks(tasks)[:limit], instruction)
+    chosen = worded(load_strong_tasks(tasks, forgeable=forgeable)[:limit], instruction)
     options = RolloutOptions(
         seed=seed,
         temperature=temperature,
@@ -73,6 +74,7 @@ def rollout(
         toolset=tools,
         engine=engine,
         server_url=server_url,
+        forgeable=forgeable,
     )
     with terminal.phase(f"{policy}: rollouts", len(chosen) * group_size) as shown:
         groups, isolation = rollout_groups(

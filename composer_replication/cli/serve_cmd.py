@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from composer_replication.cli.support.options import SandboxOption
+from composer_replication.cli.support.options import ForgeableOption, SandboxOption
 from composer_replication.observe.console import echo
 from composer_replication.types.errors import ConfigError
 
@@ -24,6 +24,7 @@ def openenv(
     session_timeout: Annotated[float | None, typer.Option(min=1.0, help="Seconds of silence that end a session.")] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
     sandbox: SandboxOption = "auto",
+    forgeable: ForgeableOption = False,
     shell: Annotated[bool, typer.Option("--shell", help="Offer agents shell commands and patches too.")] = False,
     allow_origin: Annotated[
         list[str] | None, typer.Option(help="A web page's origin (https://example.org) that may connect; others are refused.")
@@ -36,7 +37,7 @@ def openenv(
     from composer_replication.envs.suite import TaskSuite
     from composer_replication.integrations.openenv import coding_app  # takes seconds to import
 
-    suite = TaskSuite(tasks, sandbox=sandbox, python=python, toolset="shell" if shell else "basic")
+    suite = TaskSuite(tasks, sandbox=sandbox, python=python, toolset="shell" if shell else "basic", forgeable=forgeable)
     origins = frozenset(allow_origin or ())
     application = coding_app(suite, max_sessions=max_sessions, session_timeout_s=session_timeout, allowed_origins=origins)
     import uvicorn

@@ -41,6 +41,10 @@ class TasksConfig(Section):
     held_out_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Hold out this share of the tasks in `train`, chosen by their ids, instead of naming a folder. Without either, pass@1 is not
     measured. Tasks of one repository contain each other's solutions; only tasks of another repository measure generalisation."""
+    forgeable: bool = False
+    """Train and evaluate also on tasks whose reward a program that does not implement the feature could get, because no held-out
+    program tells it from the real one. They are left out by default; `composer tasks list` shows which they are. Turn it on only
+    for a policy whose trajectories you read."""
     instruction: Literal["terse", "full", "ambiguous"] | None = None
     """Override how much the prompt tells agents about a task. Defaults to the level the tasks were built with."""
     python: Path | None = None

@@ -11,7 +11,8 @@ from composer_replication.envs.tools import TOOLSETS, Toolset
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.build import build_python
-from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tasks.store import Task
+from composer_replication.tasks.strength import load_strong_tasks
 from composer_replication.types.errors import ConfigError, one_of
 
 
@@ -22,20 +23,27 @@ class TaskSuite:
         folder: as `composer tasks build` writes it.
         python: the interpreter that runs the tests; as `tasks.build.build_python` says when None.
         toolset: what agents are offered (`tools.TOOLSETS`).
+        forgeable: take also tasks whose reward can be forged (`tasks.strength`).
 
     Raises:
         ConfigError: there is no such toolset.
-        TaskError: there are no tasks, one is damaged, or the interpreter does not solve the first possible one with its own
-            solution.
+        TaskError: there are no tasks but forgeable ones, one is damaged, or the interpreter does not solve the first possible one
+            with its own solution.
         SandboxError: no sandbox is available, it cannot run a shell, or the sandbox broke.
     """
 
     def __init__(
-        self, folder: Path, *, sandbox: SandboxKind = "auto", python: Path | None = None, toolset: Toolset = "basic"
+        self,
+        folder: Path,
+        *,
+        sandbox: SandboxKind = "auto",
+        python: Path | None = None,
+        toolset: Toolset = "basic",
+        forgeable: bool = False,
     ) -> None:
         if toolset not in TOOLSETS:
             raise ConfigError(f"there is no toolset {toolset}", fix=f"one of {', '.join(TOOLSETS)}")
-        self.tasks = load_tasks(folder)
+        self.tasks = load_strong_tasks(folder, forgeable=forgeable)
         self.python = (python or build_python(folder, sandbox)).absolute()
         self.sandbox = open_sandbox(sandbox)
         self._by_id = {task.spec.task_id: task for task in self.tasks}
@@ -64,12 +72,17 @@ class TaskSuite:
 
 
 def shared_suite(
-    folder: Path, sandbox: SandboxKind = "auto", python: Path | None = None, toolset: Toolset = "basic"
+    folder: Path,
+    sandbox: SandboxKind = "auto",
+    python: Path | None = None,
+    toolset: Toolset = "basic",
+    *,
+    forgeable: bool = False,
 ) -> TaskSuite:
     """Return the suite of a folder, opened once per process: its address can be pickled, its locks cannot."""
-    return _opened(Path(folder).absolute(), sandbox, python, toolset)
+    return _opened(Path(folder).absolute(), sandbox, python, toolset, forgeable)
 
 
 @lru_cache(maxsize=8)
-def _opened(folder: Path, sandbox: SandboxKind, python: Path | None, toolset: Toolset) -> TaskSuite:
-    return TaskSuite(folder, sandbox=sandbox, python=python, toolset=toolset)
+def _opened(folder: Path, sandbox: SandboxKind, python: Path | None, toolset: Toolset, forgeable: bool) -> TaskSuite:
+    return TaskSuite(folder, sandbox=sandbox, python=python, toolset=toolset, forgeable=forgeable)

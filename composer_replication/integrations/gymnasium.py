@@ -47,6 +47,7 @@ class CodingTasksEnv(gymnasium.Env[dict[str, str], dict[str, str]]):
         folder: tasks, as `composer tasks build` writes them.
         python: runs the tests; the interpreter the tasks were built with when None.
         toolset: what agents are offered (`tools.TOOLSETS`).
+        forgeable: take also tasks whose reward can be forged.
 
     Raises:
         ConfigError, TaskError, SandboxError: as `TaskSuite`.
@@ -61,8 +62,10 @@ class CodingTasksEnv(gymnasium.Env[dict[str, str], dict[str, str]]):
         sandbox: SandboxKind = "auto",
         python: str | Path | None = None,
         toolset: Toolset = "basic",
+        forgeable: bool = False,
     ) -> None:
-        self._suite = shared_suite(Path(folder), sandbox, None if python is None else Path(python), toolset)
+        interpreter = None if python is None else Path(python)
+        self._suite = shared_suite(Path(folder), sandbox, interpreter, toolset, forgeable=forgeable)
         self._env: CodingEnv | None = None
         self.action_space = spaces.Dict({"tool": UnicodeText(_NAME_CHARS), "arguments": UnicodeText(_TEXT_CHARS)})
         self.observation_space = spaces.Dict({"status": UnicodeText(_NAME_CHARS), "content": UnicodeText(_TEXT_CHARS)})

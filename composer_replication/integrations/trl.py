@@ -152,6 +152,8 @@ class CodingEnvironmentFactory:
     """Runs the tests; the interpreter the tasks were built with when None."""
     toolset: Toolset = "basic"
     """Tools offered to agents (`tools.TOOLSETS`). TRL names the reward after the class: `ShellEnvironment` with `shell`."""
+    forgeable: bool = False
+    """Take also tasks whose reward can be forged."""
 
     def __call__(self) -> CodingEnvironment:
         """Return a pooled instance. Raises as `TaskSuite` does."""
@@ -166,4 +168,4 @@ class CodingEnvironmentFactory:
     @property
     def suite(self) -> TaskSuite:
         """The tasks, opened once per process. Raises as `TaskSuite` does."""
-        return shared_suite(Path(self.folder), self.sandbox, self.python, self.toolset)
+        return shared_suite(Path(self.folder), self.sandbox, self.python, self.toolset, forgeable=self.forgeable)

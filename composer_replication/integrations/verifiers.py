@@ -51,6 +51,8 @@ class CodingTaskConfig(vf.TaskConfig):
     """The sandbox in which tests run while a workspace is graded."""
     python: Path | None = None
     """Runs the tests; the interpreter the tasks were built with when None."""
+    forgeable: bool = False
+    """Take also tasks whose reward can be forged."""
 
 
 class CodingTasksetConfig(vf.TasksetConfig):
@@ -117,7 +119,7 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
 
     @property
     def _suite(self) -> TaskSuite:
-        return shared_suite(Path(self.data.folder), self.config.sandbox, self.config.python)
+        return shared_suite(Path(self.data.folder), self.config.sandbox, self.config.python, forgeable=self.config.forgeable)
 
     @property
     def _task(self) -> Task:
@@ -138,9 +140,10 @@ class CodingTaskset(vf.Taskset[CodingTask, CodingTasksetConfig]):
     def load(self) -> Iterable[CodingTask]:
         """Yield every task, in order of name. Raises as `TaskSuite` does."""
         folder = self.config.tasks.absolute()
-        suite = shared_suite(folder, self.config.task.sandbox, self.config.task.python)
-        for number, task in enumerate(suite.tasks):
-            spec = task.spec
+        task = self.config.task
+        suite = shared_suite(folder, task.sandbox, task.python, forgeable=task.forgeable)
+        for number, one in enumerate(suite.tasks):
+            spec = one.spec
             data = CodingData(
                 idx=number,
                 name=spec.task_id,

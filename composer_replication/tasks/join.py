@@ -16,7 +16,14 @@ from composer_replication.tasks.describe import Feature, InstructionStyle, descr
 from composer_replication.tasks.features.difficulty import difficulty_of
 from composer_replication.tasks.files import solved_tree, tree_files
 from composer_replication.tasks.held_out.choice import numbers_of, prove_programs
-from composer_replication.tasks.proofs.proof import NoTaskError, prove, refuse_without_imports, run_without, without_functions
+from composer_replication.tasks.proofs.proof import (
+    NoTaskError,
+    prove,
+    refuse_dispensable,
+    refuse_without_imports,
+    run_without,
+    without_functions,
+)
 from composer_replication.tasks.store import Task, docs_of, load_task, write_task
 from composer_replication.types import TaskSpec
 from composer_replication.types.errors import TaskError
@@ -103,6 +110,7 @@ class _Joint:
 
         proven = prove(spec_of, without, hidden, self.tree, deleted, runner, covering=frozenset())
         spec = proven.spec
+        refuse_dispensable(spec, self._each_left_out(functions), runner)
         facts = {
             "kind": "joined",
             "of": [task.spec.task_id for task in self.tasks],
@@ -113,14 +121,19 @@ class _Joint:
         }
         return write_task(spec, folder / spec.task_id, pristine=self.tree, deleted=deleted, provenance=facts)
 
+    def _each_left_out(self, functions: Sequence[Function]) -> dict[str, Tree]:
+        """Return for each function the tree with the others and without it."""
+        sources = self._sources()
+        mode, python_path = _way(self.tasks[0])[0], self.tasks[0].spec.python_path
+        return {
+            function.key: Tree(base=self.tree, changes=without_functions(sources, [function], mode, python_path))
+            for function in functions
+        }
+
     def _delete(self) -> tuple[list[Function], Mapping[str, bytes]]:
         """Return the functions, and the files without them."""
         wanted = {f"{d.path}::{d.qualname}" for task in self.tasks for d in task.spec.deleted}
-        sources = {
-            path: (self.tree / path).read_bytes()
-            for path in tree_files(self.tree)
-            if path.endswith(".py") and is_editable(self.tasks[0].spec, path)
-        }
+        sources = self._sources()
         mode, keep = _way(self.tasks[0])
         found = (f for path, source in sources.items() for f in find_functions(path, source, keep_docstring=keep)[0])
         functions = [function for function in found if function.key in wanted]
@@ -128,6 +141,10 @@ class _Joint:
             missing = min(wanted - {function.key for function in functions})
             raise TaskError(f"{missing} is not found in the code of {self.tasks[0].root}", fix="build its tasks again")
         return functions, without_functions(sources, functions, mode, self.tasks[0].spec.python_path)
+
+    def _sources(self) -> dict[str, bytes]:
+        paths = (path for path in tree_files(self.tree) if path.endswith(".py") and is_editable(self.tasks[0].spec, path))
+        return {path: (self.tree / path).read_bytes() for path in paths}
 
     def _feature(self, functions: Sequence[Function], failing: Set[str]) -> Feature:
         return Feature(

@@ -17,7 +17,8 @@ from composer_replication.loss.forward import weights_digest
 from composer_replication.replaysim import DJNormalizer
 from composer_replication.sandbox import Limits, Sandbox
 from composer_replication.tasks.build import build_python
-from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tasks.store import Task
+from composer_replication.tasks.strength import load_strong_tasks
 from composer_replication.tasks.wording import worded
 from composer_replication.teachers import Teacher, check_teachers
 from composer_replication.teachers.gating import split_teachers
@@ -44,12 +45,13 @@ def check_run(config: RunConfig) -> Checked:
     Raises:
         ConfigError: an arm sets what it cannot, asks for more tasks than there are, for a teacher that cannot be asked or for
             pairs that are none, or a task is both trained on and held out.
-        TaskError: a folder holds no tasks, one of them is damaged or cannot be worded as `tasks.instruction` asks, or the
-            interpreter they were built with is gone.
+        TaskError: a folder holds no tasks or only forgeable ones, one of them is damaged or cannot be worded as
+            `tasks.instruction` asks, or the interpreter they were built with is gone.
         SandboxError: the machine of a remote sandbox cannot be reached.
     """
     folders = [config.tasks.folder] + ([] if config.tasks.held_out is None else [config.tasks.held_out])
-    loaded = [worded(load_tasks(folder), config.tasks.instruction) for folder in folders]
+    forgeable = config.tasks.forgeable
+    loaded = [worded(load_strong_tasks(folder, forgeable=forgeable), config.tasks.instruction) for folder in folders]
     train, held_out = _split(loaded[0], config.tasks.held_out_share) if len(loaded) == 1 else loaded
     held_out = [task for task in held_out if not task.spec.impossible]
     _check_arms(config, len(train), "tasks.train")

@@ -19,6 +19,7 @@ from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.trainer.arm import ArmTrainer
+from composer_replication.trainer.card import FORGEABLE
 from composer_replication.trainer.journal import evaluated
 from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.run_context import RunContext
@@ -88,7 +89,8 @@ async def _train_here(
 
 def write_arms_report(config: RunConfig, run_dir: RunDir, rows: Sequence[SummaryRow], start_label: str = "start") -> None:
     """Write the report of the arms that are done."""
-    notes = [*_alarms(run_dir), PRIVILEGED, _SHARED_GRADES, *([_SHARED_ANSWERS] if config.teachers else [])]
+    warnings = [*([FORGEABLE] if config.tasks.forgeable else []), *_alarms(run_dir)]
+    notes = [*warnings, PRIVILEGED, _SHARED_GRADES, *([_SHARED_ANSWERS] if config.teachers else [])]
     write_report(run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=notes)
 
 

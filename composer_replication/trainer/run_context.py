@@ -22,6 +22,7 @@ from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.store import Task
 from composer_replication.teachers import Teacher
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.card import FORGEABLE, write_card
 from composer_replication.trainer.coding_tasks import CodingTasks, toolset_of
 from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter, cpu_clock
@@ -78,6 +79,7 @@ class RunContext:
         else:
             check_source(config, env)
             source = env
+        write_card(run_dir, config)
         self = cls(config=config, run_dir=run_dir, terminal=terminal, source=source, reward=reward)
         for task in source.train:
             self._learn_of(task)
@@ -170,6 +172,8 @@ def _coding_tasks(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, pro
     checked = check_run(config)
     sandbox = open_sandbox(config.sandbox.kind)
     terminal.isolation(sandbox.isolation.summary())
+    if config.tasks.forgeable:
+        terminal.note(FORGEABLE)
     if not proven:
         prove_solutions(config, checked, sandbox)
     return CodingTasks(

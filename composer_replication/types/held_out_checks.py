@@ -37,5 +37,5 @@ class HeldOutChecks:
     programs: tuple[HeldOutProgram, ...] = ()
     anti_tests: tuple[AntiTest, ...] = ()
     weakness: str = "it has no held-out programs"
-    """Why the programs are no evidence that the feature is there, such as a trivial body that satisfies them; details come after a
-    colon. Empty when every trivial body that was tried fails."""
+    """Why the programs are no evidence that the feature is there, such as a trivial body that satisfies them; details come after
+    a colon. Empty when every trivial body that was tried fails."""

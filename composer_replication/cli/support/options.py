@@ -19,6 +19,10 @@ SandboxOption: TypeAlias = Annotated[
     SandboxKind, typer.Option(metavar="KIND", callback=check_kind, help=f"Where untrusted code runs: {_KINDS}.")
 ]
 
+ForgeableOption: TypeAlias = Annotated[
+    bool, typer.Option("--forgeable", help="Take also tasks whose reward a program could forge.")
+]
+
 
 def marked(task_id: str, impossible: bool) -> str:
     """Format a task's name for a table."""

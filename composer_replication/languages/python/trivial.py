@@ -44,14 +44,13 @@ def trivial_bodies(source: bytes, function: Function) -> Sequence[TrivialBody]:
 
 
 def _parameters(source: bytes, function: Function) -> list[str]:
+    name = function.qualname.rpartition(".")[2]
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno < function.first_line <= (
-            node.end_lineno or 0
-        ):
-            if node.name == function.qualname.rpartition(".")[2]:
-                arguments = node.args
-                every = [*arguments.posonlyargs, *arguments.args, *filter(None, [arguments.vararg]), *arguments.kwonlyargs]
-                return [argument.arg for argument in every]
+        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+        if named and node.lineno < function.first_line <= (node.end_lineno or 0):
+            arguments = node.args
+            every = [*arguments.posonlyargs, *arguments.args, *filter(None, [arguments.vararg]), *arguments.kwonlyargs]
+            return [argument.arg for argument in every]
     return []
 
 

@@ -4,6 +4,7 @@
         model.safetensors, config.json, tokenizer...   the model, loadable with from_pretrained
         learner.pt                                     optimizer and what else its learner remembers
         loop.json                                      step, counters, RNG state, fingerprint of the run
+        README.md                                      the run's model card, where it has one
         MANIFEST.sha256                                written last
 
 Written beside its place, flushed to disk, then renamed. Only the newest two are kept.
@@ -29,6 +30,8 @@ from composer_replication.loss.forward.modes import sharded_units, whole_weights
 from composer_replication.types.errors import CheckpointError, StorageError
 
 KEPT = 2
+CARD = "README.md"
+"""The run's model card, written to `ckpt/`; each checkpoint has a copy."""
 _MANIFEST = "MANIFEST.sha256"
 _REQUIRED = ("config.json", "learner.pt", "loop.json")
 _NAME = re.compile(r"step_(\d{5,})")
@@ -129,6 +132,9 @@ def _publish(made: Path, target: Path, learner: dict[str, Any], loop: Mapping[st
     """Complete a folder that has the weights, put it in its place, and remove the checkpoints that are too old to keep."""
     torch.save(learner, made / "learner.pt")
     (made / "loop.json").write_text(json.dumps(loop, indent=1))
+    card = target.parent.parent / CARD
+    if card.is_file():
+        shutil.copyfile(card, made / CARD)
     _seal(made)
     shutil.rmtree(target, ignore_errors=True)
     made.rename(target)

@@ -88,7 +88,7 @@ class ComposerAgent(vf.Harness[ComposerAgentConfig]):
 
     def _open(self, data: vf.TaskData) -> CodingEnv:
         config = load_config(self.config.run)
-        suite = shared_suite(Path(data.folder), config.sandbox.kind, config.tasks.python)
+        suite = shared_suite(Path(data.folder), config.sandbox.kind, config.tasks.python, forgeable=config.tasks.forgeable)
         task = suite.task(data.task_id)
         return CodingEnv(
             task,

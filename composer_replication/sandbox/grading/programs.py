@@ -22,8 +22,7 @@ Steps: TypeAlias = Sequence[tuple[int, Step]]
 _CPU_S, _WALL_S = 2.0, 10.0
 """Limits of one program when it judges."""
 _GOLD_CPU_S, _GOLD_WALL_S = 0.5, 3.0
-"""Limits of one program when it is tried on the gold code or on a trivial body: four times less, so that a slower machine does not
-turn right into wrong."""
+"""Limits of one program on the gold code or a trivial body: less, so that a slower machine does not turn right into wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

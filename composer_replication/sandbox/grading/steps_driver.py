@@ -23,6 +23,7 @@ import time
 import types
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import BuiltinFunctionType, CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -245,7 +246,7 @@ def replace_source(path: str, text: str) -> None:
     def get_code(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
         return compile(text, place, "exec") if loader.path == place else original(loader, name)
 
-    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]
 
 
 def try_body(body: dict[str, str] | None, order: dict[str, Any], programs: Sequence[Program]) -> list[int]:
@@ -257,7 +258,7 @@ def try_body(body: dict[str, str] | None, order: dict[str, Any], programs: Seque
     import_modules([programs[number] for number in order["numbers"]])
     found: list[int] = []
     for number in order["numbers"]:
-        answers = in_fork(lambda number=number: run(programs[number]), cpu_s=order["cpu_s"], wall_s=order["wall_s"])  # type: ignore[misc]
+        answers = in_fork(partial(run, programs[number]), cpu_s=order["cpu_s"], wall_s=order["wall_s"])
         if differs(order["expected"][str(number)], answers):
             found.append(number)
             if len(found) == order["most"]:
@@ -271,14 +272,11 @@ def answer(request: dict[str, Any]) -> list[Any]:
     limits = {"cpu_s": request["cpu_s"], "wall_s": request["wall_s"]}
     import_modules(programs)
     if request["mode"] == "run":
-        return [in_fork(lambda program=program: run(program), **limits) for program in programs]  # type: ignore[misc]
+        return [in_fork(partial(run, program), **limits) for program in programs]
     if request["mode"] in ("enter", "lines"):
         lines = request["mode"] == "lines"
-        return [in_fork(lambda program=program: examine(program, lines=lines), **limits) for program in programs]  # type: ignore[misc]
-    return [
-        in_fork(lambda order=order: try_body(order["body"], order, programs), cpu_s=60.0, wall_s=60.0)  # type: ignore[misc]
-        for order in request["orders"]
-    ]
+        return [in_fork(partial(examine, program, lines=lines), **limits) for program in programs]
+    return [in_fork(partial(try_body, order["body"], order, programs), cpu_s=60.0, wall_s=60.0) for order in request["orders"]]
 
 
 def main() -> None:

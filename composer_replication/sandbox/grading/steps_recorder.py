@@ -11,12 +11,14 @@ the test, whether the project is touched, and the class of the result where it i
 from __future__ import annotations
 
 import builtins
+import contextlib
 import itertools
 import os
 import sys
 import threading
 import types
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -245,10 +247,8 @@ class Recorder:
 
     def judged(self, how: str, operands: tuple[Any, ...]) -> None:
         """Write down how a method of unittest looks at its operands; what goes wrong is the method's to say."""
-        try:
+        with contextlib.suppress(Exception):
             self.truth(operands[0]) if how == "truth" else self.operator(how, *operands[:2])
-        except Exception:  # noqa: BLE001
-            pass
 
     def attribute(self, owner: Any, name: str, /) -> Any:
         if self.idle() or isinstance(owner, types.ModuleType) or self.is_case(type(owner)) or not self.touches((owner,)):
@@ -269,8 +269,11 @@ class Recorder:
         the other operand would give the answer away."""
         plain = [value for value in operands if type(value) in (*_MUTABLE, tuple) and id(value) in self.handles]
         for value in plain:
-            self.attempt(lambda value=value: self.add({"do": "look", "of": self.written(value)}, True))
+            self.attempt(partial(self.look, value))
         return bool(plain)
+
+    def look(self, value: Any) -> None:
+        self.add({"do": "look", "of": self.written(value)}, True)
 
     def truth(self, value: Any, /) -> Any:
         if self.idle() or type(value) in _PLAIN or not self.touches((value,)):
@@ -292,7 +295,7 @@ class Recorder:
         for number, item in enumerate(values):
             if not self.idle() and type(item) not in _PLAIN and id(item) not in self.handles:
                 step = {"do": "operator", "name": "getitem", "args": [["step", handle], number]}
-                self.attempt(lambda step=step, item=item: self.add(step, False, item))
+                self.attempt(partial(self.add, step, False, item))
             yield item
 
     def generated(self, items: Iterator[Any], /) -> Iterator[Any]:

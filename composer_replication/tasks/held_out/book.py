@@ -201,9 +201,7 @@ def _observed(
     expected = [mine if mine == theirs and _counts(mine, errors) else None for mine, theirs in answers]
     kept = _needed(steps, expected)
     entered = frozenset(f"{path}::{name}" for path, name in one["entered"])
-    return ObservedProgram(
-        steps=[steps[at] for at in kept], expected=[expected[at] for at in kept], entered=entered, seen=seen
-    )
+    return ObservedProgram(steps=[steps[at] for at in kept], expected=[expected[at] for at in kept], entered=entered, seen=seen)
 
 
 def _needed(steps: Steps, expected: Sequence[Any]) -> list[int]:

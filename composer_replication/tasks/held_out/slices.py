@@ -84,7 +84,7 @@ def _closure(roots: Iterable[int], recording: Recording) -> list[int]:
 
 
 def _looks_by_class(recording: Recording) -> Mapping[str, Sequence[Step]]:
-    """Return for each class the ways in which tests look at its objects, most frequent first, with `["step", 0]` for the object."""
+    """Return for each class the ways in which tests look at its objects, most frequent first: steps on `["step", 0]`."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for step in recording.steps:
         match step:
@@ -126,6 +126,6 @@ def _moved(written: Any, numbers: Mapping[int, int]) -> Any:
 
 
 def _renumbered(steps: Sequence[tuple[int, Step]]) -> list[tuple[int, Step]]:
-    """Number the steps from 0 on, so that equal programs are equal."""
+    """Return the steps numbered from 0 on, so that equal programs are equal."""
     numbers = {number: place for place, (number, _) in enumerate(steps)}
     return [(numbers[number], _moved(step, numbers)) for number, step in steps]

@@ -9,6 +9,7 @@ from pathlib import Path
 from composer_replication.languages.python.delete import delete_bodies
 from composer_replication.languages.python.functions import Function
 from composer_replication.sandbox.grading.grade import grade, judge
+from composer_replication.sandbox.grading.programs import wrong_programs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.protocol import Ending, Limits, Tree
@@ -99,6 +100,21 @@ def without_functions(
         return remove_functions(files, functions, python_path)
     except SyntaxError as error:
         raise NoTaskError(str(error)) from error
+
+
+def refuse_dispensable(spec: TaskSpec, trees: Mapping[str, Tree], runner: CodeRunner) -> None:
+    """Refuse a task of several functions that is solved without one of them.
+
+    Args:
+        trees: for each function the gold tree without this one alone.
+
+    Raises:
+        NoTaskError: the tests and held-out programs hold without one.
+        SandboxError: the sandbox broke.
+    """
+    for tree in trees.values() if len(trees) > 1 else ():
+        if runner.run(tree, spec.fail_to_pass, ("-x",)).passed and not wrong_programs(runner, tree, spec.hidden.programs)[0]:
+            raise NoTaskError("it is solved without one of its functions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

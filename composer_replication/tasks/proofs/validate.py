@@ -26,6 +26,7 @@ from composer_replication.tasks.proofs.proof import (
     NoTaskError,
     Without,
     prove,
+    refuse_dispensable,
     refuse_without_imports,
     run_without,
     without_functions,
@@ -126,6 +127,7 @@ class Validator:
             return replace(self._spec(candidate, task_id, failing, kept), hidden=hidden)
 
         proven = prove(spec_of, without, hidden, self.compiled, deleted, self.runner, covering=candidate.tests)
+        refuse_dispensable(proven.spec, self._each_left_out(candidate), self.runner)
         facts = {
             "pass_to_pass_found": len(proven.passing),
             "flaky_tests": len(proven.flaky),
@@ -160,6 +162,14 @@ class Validator:
         if checks.weakness and not self.options.forgeable:
             raise ForgeableError(checks.weakness)
         return prove_programs(checks, self.runner, Tree(base=self.compiled, changes=deleted))
+
+    def _each_left_out(self, candidate: Candidate) -> dict[str, Tree]:
+        """Return for each function the gold tree without it."""
+        mode, python_path = self.options.mode, self.layout.python_path
+        return {
+            function.key: Tree(base=self.compiled, changes=without_functions(self.files, [function], mode, python_path))
+            for function in candidate.functions
+        }
 
     def _check_strength(self, candidate: Candidate, spec: TaskSpec) -> dict[str, int]:
         """Count the mutants of the gold code and how many the fail-to-pass tests kill; drop a candidate that kills too few."""
