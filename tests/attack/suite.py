@@ -59,8 +59,8 @@ def without_hidden_checks(task: Task) -> TaskSpec:
 
 
 def with_anti_tests(task: Task) -> TaskSpec:
-    """The task without its held-out calls."""
-    return replace(task.spec, hidden=replace(task.spec.hidden, calls=()))
+    """The task without its held-out programs."""
+    return replace(task.spec, hidden=replace(task.spec.hidden, programs=()))
 
 
 def careless(task: Task) -> TaskSpec:

@@ -8,8 +8,9 @@ from suite import careless, naive, ours, with_anti_tests, without_hidden_checks,
 
 
 def test_the_task_has_hidden_checks_of_every_kind(task):
-    calls = task.spec.hidden.calls
-    assert {call.seen for call in calls} == {True, False}
+    programs = task.spec.hidden.programs
+    assert {program.seen for program in programs} == {True, False}
+    assert not task.spec.forgeable
     assert len(task.spec.hidden.anti_tests) == 4
     assert not (task.repo / "hidden.json").exists()
     assert (task.root / "hidden.json").exists()

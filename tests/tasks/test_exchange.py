@@ -127,7 +127,7 @@ def test_an_agent_that_empties_the_tests_earns_nothing(exported: list[Path], tmp
 @pytest.mark.slow
 def test_the_exported_grader_asks_the_hidden_checks(tasks: list[Task], exported: list[Path], tmp_path: Path) -> None:
     for task, root in zip(tasks, exported, strict=True):
-        assert task.spec.hidden.calls
+        assert task.spec.hidden.programs
         workspace, logs = tmp_path / root.name, tmp_path / f"{root.name}.logs"
         shutil.copytree(root / "environment" / "repo", workspace)
         (workspace / "tide.py").write_text("def slack(x):\n    return 2\n\n\ndef ebb(x):\n    return -1\n")
@@ -257,8 +257,8 @@ def test_a_foreign_task_that_can_be_expressed(tmp_path: Path) -> None:
     assert set(task.gold_files()) == {"rates.py", "summary.py"}
     assert (task.repo / "summary.py").read_bytes() == b""
     assert load_task(task.root).spec == task.spec
-    assert {call.target for call in task.spec.hidden.calls} == {"rates:convert"}
-    assert task.provenance["held_out_calls"] == len(task.spec.hidden.calls)
+    assert {program.uses for program in task.spec.hidden.programs} == {"rates.py::convert"}
+    assert task.provenance["held_out_programs"] == len(task.spec.hidden.programs)
     by_heart = b"def convert(x):\n    return 4\n\n\ndef same(x):\n    return x\n"
     report = grade(task.spec, task.repo, {**task.gold_files(), "rates.py": by_heart}, sandbox=open_sandbox(), python=PYTHON)
     assert (report.reward, bool(report.hidden_broken)) == (0.0, True)

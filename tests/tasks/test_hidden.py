@@ -152,7 +152,7 @@ SHOP = {
 @pytest.fixture(scope="module")
 def tasks(write_project: Callable[[Mapping[str, str]], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
     out = tmp_path_factory.mktemp("out")
-    build_tasks(str(write_project(SHOP)), out, BuildOptions())
+    build_tasks(str(write_project(SHOP)), out, BuildOptions(forgeable=True))
     return {task.spec.deleted[0].qualname: task for task in load_tasks(out)}
 
 
@@ -169,12 +169,18 @@ def rewritten(task: Task, body: str) -> str:
     return text.replace(line, textwrap.indent(body, indent))
 
 
-def asked(task: Task) -> dict[str, list[tuple[object, object]]]:
-    """Arguments and expected answers by target."""
-    found: dict[str, list[tuple[object, object]]] = {}
-    for call in task.spec.hidden.calls:
-        found.setdefault(call.target.partition(":")[2], []).append((json.loads(call.arguments)[0], json.loads(call.expected)))
-    return found
+def asked(task: Task) -> list[tuple[dict[str, object], object]]:
+    """Steps and the answers they expect; None where it is not compared."""
+    return [
+        (step, answer)
+        for program in task.spec.hidden.programs
+        for (_, step), answer in zip(json.loads(program.steps), json.loads(program.expected), strict=True)
+    ]
+
+
+def answers(task: Task, **wanted: object) -> list[object]:
+    """Expected answers of the steps that have these entries."""
+    return [answer for step, answer in asked(task) if wanted.items() <= step.items()]
 
 
 ANOTHER_WAY = {
@@ -222,56 +228,59 @@ def test_visible_answers_by_heart_are_not(tasks, name):
 
 
 def test_what_has_no_answer_of_its_own_is_not_asked(tasks):
-    assert asked(tasks["stamp"]) == {}
-    assert asked(tasks["letters"]) == {}
-    assert "_half" not in asked(tasks["_half"])
-    assert set(asked(tasks["_half"])) == {"halves"}
+    assert asked(tasks["stamp"]) == []
+    unordered = answers(tasks["letters"], of=["named", "shop.words:letters"])
+    assert unordered
+    assert set(unordered) == {None}
+    assert not answers(tasks["_half"], of=["named", "shop.words:_half"])
+    assert answers(tasks["_half"], of=["named", "shop.words:halves"])
 
 
-def test_every_kind_of_call_is_asked(tasks):
-    assert all(
-        list(answer) == ["returns", "after"] and answer["returns"][0] == "iterator"
-        for _, answer in asked(tasks["spell"])["spell"]
-    )
-    assert all("0" in answer["after"] for _, answer in asked(tasks["tidy"])["tidy"])
-    refusal = {"raises": ["ValueError", "Exception", "BaseException", "object"]}
-    assert refusal in [answer for _, answer in asked(tasks["parse"])["parse"]]
-    for seen in (True, False):
-        calls = [json.loads(call.expected) for call in tasks["check"].spec.hidden.calls if call.seen is seen]
-        assert refusal in calls
-        assert {"returns": None, "after": {}} in calls
-    made = [arguments[0] for arguments, _ in asked(tasks["Purse.total"])["Purse.total"]]
-    assert made
-    assert all(value[:2] == ["made", "shop.words:Purse"] for value in made)
+def test_every_kind_of_step_is_asked(tasks):
+    assert any(answer == ["returns", ["list", ["a", "b", "c"]]] for _, answer in asked(tasks["spell"]))
+    assert answers(tasks["tidy"], do="look")
+    refusal = ["raises", ["ValueError", "Exception", "BaseException", "object"]]
+    assert refusal in answers(tasks["parse"], do="call")
+    assert refusal in answers(tasks["check"], do="call")
+    assert any(answer in (None, ["returns", ["opaque"]], ["returns", None]) for answer in answers(tasks["check"], do="call"))
+    assert answers(tasks["Purse.total"], do="method", name="total")
+    assert answers(tasks["Purse.label"], do="attribute", name="label")
 
 
-def test_new_arguments_are_new_and_the_numbers_are_kept(tasks):
+def test_new_programs_are_new_and_the_numbers_are_kept(tasks):
     for task in tasks.values():
         hidden, provenance = task.spec.hidden, task.provenance
-        seen = {(call.target, call.arguments) for call in hidden.calls if call.seen}
-        new = {(call.target, call.arguments) for call in hidden.calls if not call.seen}
-        assert not seen & new
-        assert len(seen) + len(new) == len(hidden.calls) == provenance["held_out_calls"]
-        assert (len(new), len(hidden.anti_tests)) == (provenance["held_out_new"], provenance["anti_tests"])
+        assert len({program.steps for program in hidden.programs}) == len(hidden.programs) == provenance["held_out_programs"]
+        new = sum(not program.seen for program in hidden.programs)
+        assert (new, len(hidden.anti_tests)) == (provenance["held_out_new"], provenance["anti_tests"])
     assert sum(task.provenance["held_out_new"] for task in tasks.values()) >= 15
 
 
-def test_tasks_without_held_out_calls_are_counted_or_left_out(write_project, tmp_path):
+def test_forgeable_tasks_are_left_out_or_counted(write_project, tmp_path):
     project = write_project(
         {
-            "shop.py": "import time\n\n\ndef half(x):\n    return x / 2\n\n\n"
-            "def later(x):\n    now = time.time()\n    return x + now\n",
-            "test_shop.py": "import shop\n\n\ndef test_half():\n    assert shop.half(3) == 1.5\n\n\n"
-            "def test_later():\n    assert shop.later(1) > 1\n",
+            "shop.py": "import time\n\n\ndef half(x):\n    found = x / 2\n    return found\n\n\n"
+            "def later(x):\n    now = time.time()\n    return x + now\n\n\n"
+            "def zero(x):\n    nothing = x - x\n    return nothing\n",
+            "test_shop.py": "import shop\n\n\ndef test_half():\n    assert shop.half(3) == 1.5\n    assert shop.half(5) == 2.5\n\n\n"
+            "def test_later():\n    assert shop.later(1) > 1\n\n\n"
+            "def test_zero():\n    assert shop.zero(4) == 0\n    assert shop.zero(7) == 0\n",
         }
     )
-    report = build_tasks(str(project), tmp_path / "all", BuildOptions())
-    assert (len(report.tasks), report.without_calls) == (2, 1)
-    report = build_tasks(str(project), tmp_path / "some", BuildOptions(held_out_only=True))
-    assert (len(report.tasks), report.without_calls) == (1, 0)
-    assert [(entry.what, entry.reason) for entry in report.dropped] == [
-        ("shop.py::later", "it has no held-out calls (--held-out-only)")
-    ]
+    report = build_tasks(str(project), tmp_path / "all", BuildOptions(forgeable=True))
+    assert (len(report.tasks), report.forgeable) == (3, 2)
+    weak = {task.spec.deleted[0].qualname: task.spec.hidden.weakness for task in load_tasks(tmp_path / "all")}
+    assert weak == {
+        "half": "",
+        "later": "no held-out program runs it: later",
+        "zero": "a trivial body satisfies its held-out programs: `return 0` in zero",
+    }
+    report = build_tasks(str(project), tmp_path / "some", BuildOptions())
+    assert (len(report.tasks), report.forgeable) == (1, 0)
+    assert {entry.what: entry.reason for entry in report.dropped} == {
+        "shop.py::later": "forgeable (--forgeable keeps it): no held-out program runs it",
+        "shop.py::zero": "forgeable (--forgeable keeps it): a trivial body satisfies its held-out programs",
+    }
 
 
 PASS_ALL = """

@@ -110,7 +110,7 @@ def test_all_functions_are_gone_and_the_grader_was_asked(built: dict[str, Task],
     assert {d.qualname for d in task.spec.deleted} == {"total", "most"}
     assert all(name in task.spec.instruction for name in ("total", "most"))
     assert set(task.spec.fail_to_pass) == {i for parent in parents for i in parent.spec.fail_to_pass}
-    assert set(task.spec.hidden.calls) == {call for parent in parents for call in parent.spec.hidden.calls}
+    assert set(task.spec.hidden.programs) == {program for parent in parents for program in parent.spec.hidden.programs}
     assert task.provenance["difficulty"] > max(parent.provenance["difficulty"] for parent in parents)
     text = (task.repo / "shop.py").read_text()
     assert "result += price" not in text

@@ -136,7 +136,7 @@ def test_the_task_is_the_solved_tree_without_the_patch(repository: Repository, t
     assert task.spec.source == f"shop/shop@{repository.commit}"
     assert task.provenance["kind"] == "reversion of a gold patch"
     assert not (task.repo / ".git").exists()
-    assert {call.target for call in task.spec.hidden.calls} == {"shop.prices:gross"}
+    assert {program.uses for program in task.spec.hidden.programs} == {"shop/prices.py::gross"}
     assert task.provenance["anti_tests"] == len(task.spec.hidden.anti_tests) == 2
     by_heart = {**task.gold_files(), "shop/prices.py": b"def gross(net):\n    return 2 if net else 0\n"}
     for files, reward in ((task.gold_files(), 1.0), ({}, 0.0), (by_heart, 0.0)):

@@ -9,6 +9,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+_NEW_ITEMS = 4
+"""How often a changed item stands among the ways to change a list or dict, beside three or four that only move items."""
+
 
 def kind_of(written: Any) -> str:
     """Return the type, with that of the first item."""
@@ -62,11 +65,12 @@ def _changed_items(mine: list[Any], theirs: list[Any], kind: str, rng: random.Ra
     at = rng.randrange(len(mine))
     options = [mine[:at] + mine[at + 1 :], theirs]
     if kind in ("list", "tuple"):
-        swapped = [*mine[:at], changed(mine[at], rng.choice(mine), rng) if _alike(mine) else mine[at], *mine[at + 1 :]]
-        options += [mine[::-1], mine[: len(mine) // 2] + theirs[len(theirs) // 2 :], swapped]
+        other = [*mine[:at], changed(mine[at], rng.choice(mine) if _alike(mine) else mine[at], rng), *mine[at + 1 :]]
+        options += [mine[::-1], mine[: len(mine) // 2] + theirs[len(theirs) // 2 :], *[other] * _NEW_ITEMS]
     elif kind == "dict":
-        keys = [pair[0] for pair in mine]
-        options.append(mine + [pair for pair in theirs if pair[0] not in keys])
+        keys, (key, value) = [pair[0] for pair in mine], mine[at]
+        other = [*mine[:at], [key, changed(value, value, rng)], *mine[at + 1 :]]
+        options += [mine + [pair for pair in theirs if pair[0] not in keys], *[other] * _NEW_ITEMS]
     else:
         options.append(mine + [item for item in theirs if item not in mine])
     return rng.choice(options)

@@ -46,8 +46,9 @@ def trivial_bodies(source: bytes, function: Function) -> Sequence[TrivialBody]:
 def _parameters(source: bytes, function: Function) -> list[str]:
     name = function.qualname.rpartition(".")[2]
     for node in ast.walk(ast.parse(source)):
-        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
-        if named and node.lineno < function.first_line <= (node.end_lineno or 0):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != name:
+            continue
+        if node.lineno < function.first_line <= (node.end_lineno or 0):
             arguments = node.args
             every = [*arguments.posonlyargs, *arguments.args, *filter(None, [arguments.vararg]), *arguments.kwonlyargs]
             return [argument.arg for argument in every]

@@ -42,6 +42,8 @@ _BUILT_FROM: dict[type, Callable[[Any], list[Any]]] = {
 """Types whose values are their constructor's arguments (those with a time zone are not written)."""
 _CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", dict: "dict"}
 
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+
 
 class Unwritable(ValueError):  # noqa: N818 - says what the value is, not that something went wrong
     """The value cannot be written down."""
@@ -75,7 +77,7 @@ class _Writer:
         if written is None and kind in _CONTAINERS:
             written = self._container(kind, value)
         if written is None and self.reference is None:
-            return OPAQUE
+            return ["iterator", [self.write(item) for item in value]] if type(value) in _VIEWS else OPAQUE
         if written is None:
             target = name_of(value) if callable(value) else None
             written = None if target is None else ["named", target]

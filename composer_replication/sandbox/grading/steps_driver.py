@@ -80,7 +80,7 @@ class Replay:
         if do in ("value", "look"):
             return self.read(of)
         if do == "iterator":
-            return iter([self.read(item) for item in step["of"]])
+            return iter(self.read(of))
         if do == "attribute":
             return getattr(self.read(of), step["name"])
         if do == "items":
@@ -153,21 +153,23 @@ class Witness:
 
 def run(program: Program) -> list[Any]:
     """Return the answer of each step."""
-    one = Replay()
-    return [one.answer(number, step) for number, step in program]
+    replay = Replay()
+    return [replay.answer(number, step) for number, step in program]
 
 
 def examine(program: Program, *, lines: bool) -> dict[str, Any]:
-    """Return the answers, and what trusted code ran for them: `lines`, `entered`, `unsteady`, `seconds`."""
-    witness = Witness(lines=lines)
+    """Return the answers, what trusted code ran for them (`lines`, `entered`, `unsteady`, `seconds`), and the numbers of the steps
+    that gave `iterators`."""
+    witness, replay = Witness(lines=lines), Replay()
     started = time.process_time()
     with witness:
-        answers = run(program)
+        answers = [replay.answer(number, step) for number, step in program]
     return {
         "answers": answers,
         "lines": sorted(witness.lines),
         "entered": sorted(witness.entered),
         "unsteady": witness.unsteady,
+        "iterators": [number for number, made in replay.made.items() if hasattr(type(made), "__next__")],
         "seconds": time.process_time() - started,
     }
 

@@ -86,7 +86,14 @@ class Recorder:
 
     def touches(self, values: Iterable[Any]) -> bool:
         """Return whether one of the values is the project's, comes from it, or has been in its hands."""
-        return any(type(value) not in _PLAIN and (id(value) in self.touched or self.place(value) == "source") for value in values)
+        return any(type(value) not in _PLAIN and (id(value) in self.touched or self.is_projects(value)) for value in values)
+
+    def is_projects(self, value: Any) -> bool:
+        """Return whether a value or its class is the project's, or derives from one that is."""
+        if self.place(value) == "source":
+            return True
+        kind = value if isinstance(value, type) else type(value)
+        return self.place_of(kind.__module__) == "test" and any(self.place_of(c.__module__) == "source" for c in kind.__mro__)
 
     # --- writing down ---
 
@@ -306,7 +313,7 @@ class Recorder:
         if len(first) > MOST_ITEMS:
             return itertools.chain(first, items)
         again = iter(first)
-        self.attempt(lambda: self.add({"do": "iterator", "of": [self.written(item) for item in first]}, False, again))
+        self.attempt(lambda: self.add({"do": "iterator", "of": encode_argument(first, self.inner)}, False, again))
         return again
 
     def context(self, manager: Any, /) -> Any:

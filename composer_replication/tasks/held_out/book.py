@@ -180,13 +180,20 @@ def _varied(programs: Sequence[Steps], wanted: Sequence[int], rng: random.Random
 
 
 def _does_nothing_new(steps: Steps, seen: Mapping[str, Any], parent: Steps, parent_seen: Mapping[str, Any]) -> bool:
-    """Return whether the gold code runs no other line for a variation, and raises nothing at a step where it did not."""
+    """Return whether the gold code runs no other line for a variation, and raises nothing at a step where it did not.
+
+    Nor may an iterator be read more often: work that gives a list instead would answer otherwise.
+    """
     lines, known = ({(path, line) for path, line in found["lines"]} for found in (seen, parent_seen))
-    if not lines <= known:
+    if not lines <= known or any(_uses(steps, number) > _uses(parent, number) for number in seen["iterators"]):
         return False
     raised = {number: answer for (number, _), answer in zip(parent, parent_seen["answers"], strict=True) if answer[0] == "raises"}
     pairs = zip(steps, seen["answers"], strict=True)
     return all(answer[0] != "raises" or raised.get(number, [0, 0])[1] == answer[1] for (number, _), answer in pairs)
+
+
+def _uses(steps: Steps, number: int) -> int:
+    return sum(number in needs(step) for _, step in steps)
 
 
 def _observed(

@@ -1,4 +1,4 @@
-"""Programs near the recorded ones: another argument, a step left out, done twice, or exchanged with the next."""
+"""Programs near the recorded ones: a part of one, another argument, a step left out, done twice, or exchanged with the next."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import copy
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from composer_replication.languages.python.inputs import changed, kind_of
 from composer_replication.sandbox.grading.programs import Step, Steps
+from composer_replication.tasks.held_out.slices import needs
 
-Palette = Mapping[str, Sequence[Any]]
-"""Arguments that tests use, by place (`place_of`)."""
+Palette: TypeAlias = Mapping[str, Sequence[Any]]
+"""Arguments that tests use, by place (`_slots`)."""
 
+_PART = 0.4
+"""Probability of first cutting a program down to one step and what that needs."""
 _ANOTHER_ARGUMENT, _LEFT_OUT, _TWICE = 0.7, 0.8, 0.9
-"""Upper ends of the ways' shares of chance; the rest exchanges two steps."""
+"""Upper ends of the other ways' shares of chance; the rest exchanges two steps."""
 _SECOND_NUMBER = 500_000
 """Added to the number of a step that is done twice."""
 
@@ -33,9 +36,11 @@ def palette_of(programs: Sequence[Steps]) -> Palette:
 def vary(program: Steps, palette: Palette, rng: random.Random) -> list[tuple[int, Step]] | None:
     """Return one variation, or None where what was drawn changes nothing."""
     steps = copy.deepcopy(list(program))
+    if rng.random() < _PART:
+        steps = _part(steps, rng)
     way, at = rng.random(), rng.randrange(len(steps))
     if way < _ANOTHER_ARGUMENT:
-        return steps if _with_another_argument(steps, palette, rng) else None
+        return steps if _with_another_argument(steps, palette, rng) or len(steps) < len(program) else None
     if way < _LEFT_OUT:
         del steps[at]
     elif way < _TWICE:
@@ -44,6 +49,22 @@ def vary(program: Steps, palette: Palette, rng: random.Random) -> list[tuple[int
     elif at + 1 < len(steps):
         steps[at], steps[at + 1] = steps[at + 1], steps[at]
     return steps
+
+
+def _part(steps: list[tuple[int, Step]], rng: random.Random) -> list[tuple[int, Step]]:
+    """Return one step with the steps that it needs, and those that need nothing else."""
+    number, _ = rng.choice(steps)
+    kept = {number}
+    for earlier, step in reversed(steps):
+        if earlier in kept:
+            kept.update(needs(step))
+    found = []
+    for later, step in steps:
+        needed = set(needs(step))
+        if later in kept or (needed and needed <= kept):
+            kept.add(later)
+            found.append((later, step))
+    return found
 
 
 def _with_another_argument(steps: Sequence[tuple[int, Step]], palette: Palette, rng: random.Random) -> bool:
@@ -63,14 +84,11 @@ def _with_another_argument(steps: Sequence[tuple[int, Step]], palette: Palette, 
 def _slots(step: Step) -> list[tuple[str, Any, Any]]:
     """Return the places of a step's plain arguments: a name of the place, and the holder and key of the value."""
     what = f"{step['do']} {step.get('name', step.get('of'))}"
-    if step["do"] == "value":
-        return [("value", step, "of")] if _is_plain(step["of"]) else []
-    if step.get("name") in ("setattr", "delattr", "getitem") and step["args"][:1] and step["do"] == "operator":
-        first = 1 if step["name"] == "getitem" else 2
-    else:
-        first = 0
+    if step["do"] in ("value", "iterator"):
+        return [(step["do"], step, "of")] if _is_plain(step["of"]) else []
+    fixed = {"setattr": 2, "delattr": 2, "getitem": 1}.get(step.get("name", ""), 0) if step["do"] == "operator" else 0
     args, named = step.get("args", []), step.get("named", {})
-    found = [(f"{what} {at}", args, at) for at in range(first, len(args)) if _is_plain(args[at])]
+    found = [(f"{what} {at}", args, at) for at in range(fixed, len(args)) if _is_plain(args[at])]
     return found + [(f"{what} {name}", named, name) for name in named if _is_plain(named[name])]
 
 

@@ -1,0 +1,375 @@
+"""Held-out programs: what is recorded, how steps are done again, and which answers of a sandbox are right."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from composer_replication.languages.python.instrument import instrument
+from composer_replication.sandbox import Tree, open_sandbox
+from composer_replication.sandbox.grading.programs import BodyTrial, examine_programs, record_steps, try_bodies, wrong_programs
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
+from composer_replication.sandbox.protocol import Limits
+from composer_replication.tasks.held_out.slices import programs_of
+from composer_replication.types.held_out_checks import HeldOutProgram
+
+GRADING = Path(__file__).parents[2] / "composer_replication/sandbox/grading"
+GOLD = """
+def check(text):
+    if not text:
+        raise ValueError(text)
+"""
+ANSWERED = """
+import json, os, sys, zlib
+frame = sys._getframe()
+while frame:
+    request = frame.f_globals.get("request") or frame.f_locals.get("request")
+    if isinstance(request, dict) and "programs" in request:
+        os.write(3, request["nonce"].encode() + zlib.compress(json.dumps([ANSWER for _ in request["programs"]]).encode()))
+        os._exit(0)
+    frame = frame.f_back
+"""
+BASES = ["ValueError", "Exception", "BaseException", "object"]
+OTHERS = {
+    "gold": (GOLD, []),
+    "a subclass": ("class Empty(ValueError): pass\n" + GOLD.replace("raise ValueError", "raise Empty"), []),
+    "of two kinds": ("class Any(ValueError, KeyError): pass\n" + GOLD.replace("raise ValueError", "raise Any"), [1]),
+    "a base": (GOLD.replace("raise ValueError", "raise Exception"), [1]),
+    "another": (GOLD.replace("raise ValueError", "raise KeyError"), [1]),
+    "refuses all": (GOLD.replace("not text", "True"), [0]),
+    "refuses nothing": (GOLD.replace("not text", "False"), [1]),
+    "returns something": (GOLD + "    return True\n", [0]),
+    "claims another shape": (ANSWERED.replace("ANSWER", repr({"returns": None, "raises": BASES})), [0, 1]),
+    "claims any exception": (ANSWERED.replace("ANSWER", repr([["raises", ["KeyError", *BASES, "KeyError"]]])), [0, 1]),
+    "claims nothing": (ANSWERED.replace("ANSWER", "[]"), [0, 1]),
+    "claims too much": (ANSWERED.replace("ANSWER", repr([["returns", None]] * 2)), [0, 1]),
+    "dies": ("import os\nos._exit(0)\n", [0, 1]),
+    "dies in the call": ("import os\ndef check(text):\n    os._exit(0)\n", [0, 1]),
+    "hangs": ("def check(text):\n    while True:\n        pass\n", [0, 1]),
+    "hangs in C": ("import itertools\ndef check(text):\n    list(itertools.count())\n", [0, 1]),
+    "closes everything": ("import os\ndef check(text):\n    os.closerange(0, 256)\n", [0, 1]),
+    "prints": ("import sys\n" + GOLD + "    print('x' * 10_000_000)\n", []),
+}
+
+
+@pytest.fixture
+def runner():
+    return CodeRunner(sandbox=open_sandbox(), python=Path(sys.executable), limits=Limits(wall_s=60, cpu_s=60))
+
+
+def call(target, *args):
+    return [(0, {"do": "call", "of": ["named", target], "args": list(args)})]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_answer_is_what_the_gold_code_did_and_nothing_besides(tmp_path, runner, name):
+    (tmp_path / "m.py").write_text(GOLD)
+    steps = [call("m:check", text) for text in ("a", "")]
+    answers = [found["answers"] for found in examine_programs(runner, Tree(base=tmp_path), steps)]
+    assert answers == [[["returns", None]], [["raises", BASES]]]
+    programs = [
+        HeldOutProgram(steps=json.dumps(program), expected=json.dumps(answer), uses="m.py::check", seen=False)
+        for program, answer in zip(steps, answers, strict=True)
+    ]
+    code, wrong = OTHERS[name]
+    assert wrong_programs(runner, Tree(base=tmp_path, changes={"m.py": code.encode()}), programs)[0] == wrong
+
+
+def test_texts_that_run_behind_each_other_define_no_name_twice():
+    """They share one namespace in the sandbox: a constant of one must not take the place of another's."""
+    shared = ("literals", "operators", "shipping")
+    for last in ("steps_recorder", "steps_driver"):
+        seen: dict[str, str] = {}
+        for module in (*shared, last):
+            for node in ast.parse((GRADING / f"{module}.py").read_text()).body:
+                targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+                names = {t.id for target in targets if target for t in ast.walk(target) if isinstance(t, ast.Name)}
+                names |= {node.name} if hasattr(node, "name") else set()
+                for name in names:
+                    assert seen.setdefault(name, module) == module, (name, module)
+
+
+PROJECT = """
+import contextlib
+
+class Stack:
+    def __init__(self, items=(), key=None):
+        self._items, self.key = list(items), key or (lambda item: item)
+
+    def push(self, item):
+        self._items.append(self.key(item))
+        return self
+
+    def pop(self):
+        if not self._items:
+            raise IndexError("empty")
+        return self._items.pop()
+
+    @property
+    def top(self):
+        return self._items[-1]
+
+    def __len__(self):
+        return len(self._items)
+
+    def __iter__(self):
+        return iter(self._items)
+
+    def __eq__(self, other):
+        return list(self) == list(other)
+
+    def __getitem__(self, at):
+        return self._items[at]
+
+    def __setitem__(self, at, item):
+        self._items[at] = item
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._items.clear()
+
+    async def later(self, item):
+        return self.push(item)
+
+def counting():
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+def tidy(words):
+    words[:] = sorted(set(words))
+
+def traced(function):
+    def wrapper(*args):
+        return "traced", function(*args)
+    return wrapper
+
+def build(kind, *args):
+    return kind(*args)
+"""
+SUITE = """
+import asyncio
+import unittest
+
+import pytest
+
+import stack
+from stack import Stack, build, counting, tidy, traced
+
+class Doubling(Stack):
+    FACTOR = 2
+
+    def push(self, item):
+        return super().push(self.FACTOR * item)
+
+def helper(stack, *items):
+    for item in items:
+        stack.push(item)
+    return stack
+
+@pytest.fixture
+def full():
+    return Stack([1, 2, 3])
+
+def test_items(full):
+    full[0] = 7
+    assert full[0] == 7 and len(full) == 3
+    with pytest.raises(IndexError):
+        Stack().pop()
+
+def test_helper():
+    made = helper(Stack(), 4, 5)
+    assert made.top == 5
+    assert made == [4, 5]
+
+def test_shipped_functions():
+    step = 3
+    made = Stack(key=lambda item: item + step)
+    made.push(1)
+    assert list(made) == [4]
+    assert made.pop() == 4
+
+def test_shipped_class():
+    made = Doubling([1])
+    made.push(4)
+    assert made.top == 8
+
+def test_containers():
+    words = ["b", "a", "b"]
+    tidy(words)
+    assert words == ["a", "b"]
+
+def test_generator():
+    found = []
+    for number in counting():
+        if number > 2:
+            break
+        found.append(number)
+    assert found == [0, 1, 2]
+
+def test_generated():
+    assert list(Stack(number * 2 for number in range(3))) == [0, 2, 4]
+
+def test_context():
+    with Stack([1]) as inside:
+        assert len(inside) == 1
+    assert len(inside) == 0
+
+def test_decorator():
+    @traced
+    def double(number):
+        return 2 * number
+    assert double(4) == ("traced", 8)
+
+def test_await():
+    async def run():
+        made = await Stack().later(6)
+        assert made.top == 6
+    asyncio.run(run())
+
+class Case(unittest.TestCase):
+    make = Stack
+
+    def func(self, number):
+        return number + 1
+
+    def test_case(self):
+        self.stack = self.make([9])
+        self.assertEqual(self.stack.pop(), 9)
+        self.assertRaises(IndexError, self.stack.pop)
+        self.assertEqual(traced(self.func)(1), ("traced", 2))
+
+def test_class_of_the_project_as_an_argument():
+    assert build(Stack, [1]).top == 1
+"""
+EXPECTED = {
+    "test_items": [3, 7, ["raises", "IndexError"]],
+    "test_helper": [5],
+    "test_shipped_functions": [4],
+    "test_shipped_class": [8],
+    "test_containers": [["list", ["a", "b"]]],
+    "test_generator": [["iterator", list(range(50))]],
+    "test_generated": [["list", [0, 2, 4]]],
+    "test_context": [1, 0],
+    "test_decorator": [["tuple", ["traced", 8]]],
+    "test_await": [6],
+    "Case::test_case": [9, ["raises", "IndexError"], ["tuple", ["traced", 2]]],
+    "test_class_of_the_project_as_an_argument": [1],
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    root = tmp_path_factory.mktemp("stack")
+    (root / "stack.py").write_text(PROJECT)
+    (root / "test_stack.py").write_text(SUITE)
+    runner = CodeRunner(sandbox=open_sandbox(), python=Path(sys.executable), limits=Limits(wall_s=60, cpu_s=60))
+    tree = Tree(base=root, changes={"test_stack.py": instrument(SUITE).encode()})
+    run, recording = record_steps(runner, tree, sources=["stack.py"])
+    assert run.passed, run.failures
+    programs = programs_of(recording, set(run.outcomes))
+    found = examine_programs(runner, Tree(base=root), [program.steps for program in programs], hash_seed=3)
+    return root, programs, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("test", EXPECTED)
+def test_what_a_test_does_is_done_again_without_it(recorded, test):
+    _, programs, found = recorded
+    answers = [
+        ["raises", answer[1][0]] if answer[0] == "raises" else answer[1]
+        for program, seen in zip(programs, found, strict=True)
+        if program.test.partition("::")[2] == test
+        for answer in seen["answers"]
+    ]
+    assert answers, [program.test for program in programs]
+    for expected in EXPECTED[test]:
+        assert expected in answers, (expected, answers)
+
+
+@pytest.mark.slow
+def test_a_comparison_does_not_give_the_answer_away(recorded):
+    """A plain container is looked at: the literal that the test compares it with is not among the steps."""
+    _, programs, _ = recorded
+    [steps] = [program.steps for program in programs if program.test.endswith("test_containers")]
+    assert [step["do"] for _, step in steps] == ["value", "call", "look"]
+
+
+@pytest.mark.slow
+def test_trivial_bodies_are_told_apart_and_the_gold_code_is_not(recorded, runner):
+    root, programs, found = recorded
+    steps, expected = [p.steps for p in programs], [seen["answers"] for seen in found]
+    numbers = [number for number, seen in enumerate(found) if ["stack.py", "Stack.push"] in seen["entered"]]
+    body = PROJECT.replace("        self._items.append(self.key(item))\n        return self\n", "        return self\n")
+    broken = PROJECT + "\nraise ImportError('gone')\n"
+    hangs = PROJECT + "\nwhile True: pass\n"
+    trials = [BodyTrial(path="stack.py", text=text, numbers=numbers, most=99) for text in (None, body, broken)]
+    gold, pushed, gone = try_bodies(runner, Tree(base=root), steps, expected, trials)
+    assert gold == []
+    assert pushed
+    assert set(pushed) <= set(numbers)
+    assert gone == numbers
+    assert hangs.endswith("pass\n")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = 1\n",
+        "def f(a, *, b: int = 2) -> None:\n    '''doc'''\n    global c\n    c = a[1:2], {**b}, not a\n",
+        "class A(B[int], metaclass=C):\n    x: int = 1\n    def f(self):\n        return super().f(self.__x)\n",
+        "async def f():\n    async for a in b:\n        async with c as d:\n            await e\n    return [x async for x in y]\n",
+        "match a:\n    case B(c=1) if d(e): f(g)\n    case {'k': [*rest]}: pass\n",
+        "a, *b = c\nd.e = f[g] = h\ni.j += k[l]\ndel m.n, o[p]\nq = (r := s)\nt = lambda u=v: u < 1 < 2\n",
+        "try:\n    f(x for x in y)\nexcept* ValueError as e:\n    raise A from e\nfinally:\n    f'{a.b!r:>{c.d}}'\n",
+        "with a as b, c() as (d, e):\n    assert f.g, h.i\n    yield_ = [*j, *k()]\n    print(*l, **m)\n",
+    ],
+)
+def test_a_rewritten_file_is_python_and_keeps_its_names(source):
+    rewritten = instrument(source)
+    compile(rewritten, "x", "exec")
+    names = {n.id for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Name)}
+    assert names <= {n.id for n in ast.walk(ast.parse(rewritten)) if isinstance(n, ast.Name)}
+
+
+def test_rewritten_code_does_the_same_when_nothing_records():
+    from composer_replication.sandbox.grading.operators import Direct
+
+    source = textwrap.dedent(
+        """
+        import operator
+        out = []
+        class A:
+            n = 1
+            def __enter__(self): return self
+            def __exit__(self, *_): out.append("exit")
+        a = A()
+        a.n += 1
+        a.m = a.n * 3 - -1
+        d = {"k": [1, 2, 3]}
+        d["k"][0] = 5
+        d["z"] = 1
+        del d["z"]
+        with a as b:
+            out.append(b.m)
+        for x in d["k"]:
+            out.append(x)
+        out += [y for y in d["k"] if y in (2, 3)]
+        out.append((3 not in d["k"], a is b, not a, d["k"][1:], sum(z for z in d["k"])))
+        assert out, "none"
+        """
+    )
+    plain: dict[str, object] = {}
+    exec(source, plain)
+    through: dict[str, object] = {"__composer__": Direct}
+    exec(instrument(source), through)
+    assert through["out"] == plain["out"]
