@@ -86,18 +86,18 @@ def rollout(
             on_groups=None if out is None else _TrajectoryWriter(out / "trajectories.jsonl"),
             on_isolation=terminal.isolation,
         )
-    summary = _summary(evaluation_of(policy, chosen, groups, isolation))
-    _report(terminal, summary, out, json_output=json_output)
-    if summary["deviating"]:
-        raise typer.Exit(EXIT_UNSOUND)
+    _finish(terminal, _summary(evaluation_of(policy, chosen, groups, isolation)), out, json_output=json_output)
 
 
-def _report(terminal: Terminal, summary: dict[str, Any], out: Path | None, *, json_output: bool) -> None:
+def _finish(terminal: Terminal, summary: dict[str, Any], out: Path | None, *, json_output: bool) -> None:
+    """Write and show the summary; exit with its own code where the tasks are unsound."""
     if out is not None:
         _write(out / "summary.json", json.dumps(summary, indent=2) + "\n", "w")
     _show(terminal, summary)
     if json_output:
         echo(json.dumps(summary))
+    if summary["deviating"]:
+        raise typer.Exit(EXIT_UNSOUND)
 
 
 class _TrajectoryWriter:

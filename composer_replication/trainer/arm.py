@@ -15,7 +15,7 @@ from composer_replication.loss.forward.model_checkpoint import save_checkpoint
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.ask_teachers import teacher_totals
-from composer_replication.trainer.checkpoint import restore, trained_on
+from composer_replication.trainer.checkpoints.restore import restore, trained_on
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.engines import PolicyEngine, ServedPolicy, open_engine
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter

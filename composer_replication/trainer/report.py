@@ -19,7 +19,7 @@ from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.trainer.arm import ArmTrainer
-from composer_replication.trainer.card import FORGEABLE
+from composer_replication.trainer.checkpoints.card import FORGEABLE
 from composer_replication.trainer.journal import evaluated
 from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.run_context import RunContext

@@ -22,7 +22,7 @@ from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.store import Task
 from composer_replication.teachers import Teacher
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.card import FORGEABLE, write_card
+from composer_replication.trainer.checkpoints.card import FORGEABLE, write_card
 from composer_replication.trainer.coding_tasks import CodingTasks, toolset_of
 from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter, cpu_clock

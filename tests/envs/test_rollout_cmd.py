@@ -21,6 +21,7 @@ from composer_replication.tasks.store import load_tasks, write_task
 from composer_replication.tokens import byte_level_tokenizer
 from composer_replication.types import Trajectory, from_json
 from composer_replication.types.errors import ConfigError, ModelError, StorageError, TaskError
+from composer_replication.types.held_out_checks import HeldOutChecks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from wire_servers import Backend, WireServer
@@ -65,6 +66,23 @@ def test_oracle_noop_and_random_on_task_folders(folder, tmp_path):
         assert sum(t.num_sampled_tokens() for t in trajectories) == summary["sampled_tokens"]
         assert all(t.reward == reward for t in trajectories)
     assert {row["stop_reasons"].get("submitted") for row in summary["per_task"]} != {3}, "noise stops in other ways too"
+
+
+def test_forgeable_tasks_are_left_out_unless_they_are_asked_for(task, folder, tmp_path):
+    tasks = tmp_path / "tasks"
+    shutil.copytree(folder, tasks)
+    pristine = {"pristine": folder / "a" / "repo", "deleted": {"shop/basket.py": (task.repo / "shop/basket.py").read_bytes()}}
+    weak = replace(task.spec, task_id="shop/b", hidden=HeldOutChecks(weakness="no held-out program runs it: total"))
+    write_task(weak, tasks / "b", **pristine)
+    options = ("--policy", "noop", "--json")
+    assert [row["task_id"] for row in json.loads(run("--tasks", tasks, *options).stdout)["per_task"]] == ["shop/a"]
+    rows = json.loads(run("--tasks", tasks, *options, "--forgeable").stdout)["per_task"]
+    assert [row["task_id"] for row in rows] == ["shop/a", "shop/b"]
+    shutil.rmtree(tasks / "a")
+    with pytest.raises(
+        TaskError, match=r"every task of .* is forgeable \(the first because no held-out"
+    ):
+        run("--tasks", tasks, *options)
 
 
 def test_the_instruction_is_chosen_when_the_policy_runs(folder, tmp_path):

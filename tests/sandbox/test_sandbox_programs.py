@@ -327,7 +327,7 @@ def test_trivial_bodies_are_told_apart_and_the_gold_code_is_not(recorded, runner
         "x = 1\n",
         "def f(a, *, b: int = 2) -> None:\n    '''doc'''\n    global c\n    c = a[1:2], {**b}, not a\n",
         "class A(B[int], metaclass=C):\n    x: int = 1\n    def f(self):\n        return super().f(self.__x)\n",
-        "async def f():\n    async for a in b:\n        async with c as d:\n            await e\n    return [x async for x in y]\n",
+        "async def f():\n    async for a in b:\n        async with c:\n            await e\n    return [x async for x in y]\n",
         "match a:\n    case B(c=1) if d(e): f(g)\n    case {'k': [*rest]}: pass\n",
         "a, *b = c\nd.e = f[g] = h\ni.j += k[l]\ndel m.n, o[p]\nq = (r := s)\nt = lambda u=v: u < 1 < 2\n",
         "try:\n    f(x for x in y)\nexcept* ValueError as e:\n    raise A from e\nfinally:\n    f'{a.b!r:>{c.d}}'\n",

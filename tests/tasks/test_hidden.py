@@ -262,7 +262,8 @@ def test_forgeable_tasks_are_left_out_or_counted(write_project, tmp_path):
             "shop.py": "import time\n\n\ndef half(x):\n    found = x / 2\n    return found\n\n\n"
             "def later(x):\n    now = time.time()\n    return x + now\n\n\n"
             "def zero(x):\n    nothing = x - x\n    return nothing\n",
-            "test_shop.py": "import shop\n\n\ndef test_half():\n    assert shop.half(3) == 1.5\n    assert shop.half(5) == 2.5\n\n\n"
+            "test_shop.py": "import shop\n\n\n"
+            "def test_half():\n    assert shop.half(3) == 1.5\n    assert shop.half(5) == 2.5\n\n\n"
             "def test_later():\n    assert shop.later(1) > 1\n\n\n"
             "def test_zero():\n    assert shop.zero(4) == 0\n    assert shop.zero(7) == 0\n",
         }

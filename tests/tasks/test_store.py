@@ -149,8 +149,8 @@ def test_other_schemas_and_shapes_are_refused(task: Task) -> None:
         lines = [line for line in manifest.read_text().splitlines() if not line.endswith("  task.toml")]
         manifest.write_text("\n".join([*lines, digest.strip()]) + "\n")
 
-    rewrite(text.replace("schema_version = 3", "schema_version = 99"))
-    with pytest.raises(TaskError, match="schema version 99; this release reads 3"):
+    rewrite(text.replace("schema_version = 4", "schema_version = 99"))
+    with pytest.raises(TaskError, match="schema version 99; this release reads 4"):
         load_task(task.root)
     rewrite(text.replace("task_id =", "tusk_id ="))
     with pytest.raises(TaskError, match=r"task.toml is not a task"):

@@ -37,7 +37,7 @@ PROJECT = {
 @pytest.fixture(scope="module")
 def built(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     out = tmp_path_factory.mktemp("cli") / "tasks"
-    return composer_here("tasks", "build", write_project(PROJECT), "--out", out), out
+    return composer_here("tasks", "build", write_project(PROJECT), "--out", out, "--forgeable"), out
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_build_inside_its_repository_is_no_part_of_it(write_project: WriteProj
     """The tasks of the first call must not look like a change of the source to the second."""
     repository = write_project(PROJECT)
     for _ in range(2):
-        done = composer_here("tasks", "build", ".", "--out", "made/tasks", cwd=repository)
+        done = composer_here("tasks", "build", ".", "--out", "made/tasks", "--forgeable", cwd=repository)
         assert done.returncode == 0, done.stderr
         assert "1 tasks from 1 of 1 candidates" in done.stdout
     assert sorted(p.name for p in (repository / "made" / "tasks" / ".build" / "pristine").iterdir()) == sorted(PROJECT)
@@ -69,9 +69,10 @@ def test_list_and_show(built: tuple[subprocess.CompletedProcess[str], Path], tas
     listed, shown = composer_here("tasks", "list", built[1]), composer_here("tasks", "show", task)
     assert (listed.returncode, shown.returncode) == (0, 0)
     assert task.name in listed.stdout
+    assert "strong" in listed.stdout
     assert "Implement `slack` in tide.py" in shown.stdout
     assert "+    return x + 1" in shown.stdout
-    assert re.search(r"hidden checks +\d held-out calls \(\d with arguments no test uses\), 1 anti-tests", shown.stdout)
+    assert re.search(r"hidden checks +\d held-out programs \(\d that no test runs\), 1 anti-tests; ", shown.stdout)
 
 
 def test_grade_gives_the_reward_its_reasons_and_an_exit_code(task: Path, tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_errors_are_one_sentence_and_a_fix(task: Path, tmp_path: Path, write_pro
         ("tasks", "show", copy / "task.toml"): (3, "is a file, and a task is a folder"),
         ("tasks", "list", task): (3, "is one task, not a folder of tasks"),
         ("tasks", "list", tmp_path / "absent"): (3, "cannot be read"),
-        ("tasks", "build", tmp_path / "absent", "--out", tmp_path / "out"): (3, "is neither a folder"),
+        ("tasks", "build", tmp_path / "absent", "--out", tmp_path / "out", "--forgeable"): (3, "is neither a folder"),
     }
     for arguments, (code, text) in cases.items():
         done = composer_here(*arguments)
@@ -116,7 +117,7 @@ def test_errors_are_one_sentence_and_a_fix(task: Path, tmp_path: Path, write_pro
 
 def test_no_task_ends_with_3_and_says_why(tmp_path: Path, write_project: WriteProject) -> None:
     project = write_project({**PROJECT, "tide.py": "def slack(x): return x + 1\ndef ebb(x): return -x\n"})
-    done = composer_here("tasks", "build", project, "--out", tmp_path / "out")
+    done = composer_here("tasks", "build", project, "--out", tmp_path / "out", "--forgeable")
     assert done.returncode == 3
     assert "body on the line of its signature or docstring   2" in done.stdout
     assert "no task of folder:shop could be validated" in done.stderr
@@ -141,7 +142,9 @@ def test_wrong_usage_is_2_and_named(task: Path, tmp_path: Path) -> None:
 def test_tests_that_fail_by_themselves_are_named(write_project: WriteProject, tmp_path: Path) -> None:
     broken = "".join(f"\ndef test_broken_{n}():\n    assert {n} == 9\n" for n in range(4))
     tests = "import tide\n" + "".join(f"\ndef test_{n}():\n    assert tide.slack({n}) == {n + 1}\n" for n in range(5)) + broken
-    done = composer_here("tasks", "build", write_project({**PROJECT, "test_tide.py": tests}), "--out", tmp_path / "out")
+    done = composer_here(
+        "tasks", "build", write_project({**PROJECT, "test_tide.py": tests}), "--out", tmp_path / "out", "--forgeable"
+    )
     assert done.returncode == 0, done.stderr
     assert "fail before anything is deleted, and count for nothing: 4\n  test_tide.py::test_broken_0: " in done.stdout
     assert "  test_tide.py::test_broken_2: " in done.stdout

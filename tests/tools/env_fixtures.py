@@ -9,6 +9,7 @@ import pytest
 from composer_replication.envs import CodingEnv
 from composer_replication.sandbox import open_sandbox
 from composer_replication.types import Deletion, TaskSpec, ToolCall
+from composer_replication.types.held_out_checks import HeldOutChecks
 
 GOLD = '''"""Baskets."""
 
@@ -88,6 +89,7 @@ def task(tmp_path_factory):
         pass_to_pass=("tests/test_basket.py::test_count",),
         editable=("shop/**/*.py",),
         test_timeout_s=20.0,
+        hidden=HeldOutChecks(weakness=""),
     )
     return FolderTask(spec, repo, {"shop/basket.py": GOLD.encode()})
 

@@ -31,7 +31,7 @@ from composer_replication.recipes.trl.step_signals import StepSignals
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.ask_teachers import teacher_totals
-from composer_replication.trainer.checkpoint import refuse_others
+from composer_replication.trainer.checkpoints.restore import refuse_others
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import flat, rollout_metrics
 from composer_replication.trainer.learning.learner import make_optimizer

@@ -32,7 +32,7 @@ from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.ask_teachers import teacher_totals
-from composer_replication.trainer.checkpoint import refuse_others
+from composer_replication.trainer.checkpoints.restore import refuse_others
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import RolloutMeter
 from composer_replication.trainer.learning.reference import PolicyScorer

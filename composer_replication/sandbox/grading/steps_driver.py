@@ -158,8 +158,8 @@ def run(program: Program) -> list[Any]:
 
 
 def examine(program: Program, *, lines: bool) -> dict[str, Any]:
-    """Return the answers, what trusted code ran for them (`lines`, `entered`, `unsteady`, `seconds`), and the numbers of the steps
-    that gave `iterators`."""
+    """Return the answers, what trusted code ran for them (`lines`, `entered`, `unsteady`, `seconds`), and which steps gave
+    `iterators`."""
     witness, replay = Witness(lines=lines), Replay()
     started = time.process_time()
     with witness:
