@@ -291,9 +291,9 @@ def test_impossible_tasks_are_never_rewarded(write_project, tmp_path):
     for task in impossible:
         assert "mpossible" not in task.spec.instruction + task.spec.task_id
         gold = grade(task.spec, task.repo, task.gold_files(), sandbox=open_sandbox(), python=PYTHON)
-        assert (gold.reward, gold.alarm) == (0.0, False)
+        assert (gold.reward, gold.alarms) == (0.0, ())
         name = task.spec.deleted[0].path
         text = PASS_ALL + task.gold_files()[name].decode()
         forged = grade(task.spec, task.repo, {name: text.encode()}, sandbox=open_sandbox(), python=PYTHON)
-        assert (forged.reward, forged.alarm) == (0.0, True)
+        assert (forged.reward, forged.alarms[0][:10]) == (0.0, "every test")
         assert forged.reasons[0].startswith("ALARM")

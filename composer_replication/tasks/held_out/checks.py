@@ -102,7 +102,8 @@ def _in_turns(calls: Iterable[_ObservedCall]) -> list[_ObservedCall]:
 def without_broken(checks: HeldOutChecks, broken: Iterable[int]) -> HeldOutChecks:
     """Drop the checks numbered as in `GradeReport.hidden_broken`."""
     lost, first = set(broken), len(checks.calls)
-    return HeldOutChecks(
+    return replace(
+        checks,
         calls=tuple(call for number, call in enumerate(checks.calls) if number not in lost),
         anti_tests=tuple(test for number, test in enumerate(checks.anti_tests, first) if number not in lost),
     )
