@@ -25,16 +25,18 @@ _ANYWHERE = (
     *("sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.unraisablehook", "gc.", "ctypes.", "mmap.", "resource."),
     *("os.exec", "os.fork", "os.kill", "os.system", "os.posix_spawn", "os.spawn", "subprocess.", "pty.", "signal.", "socket."),
     *("open", "os.listdir", "os.scandir", "os.walk", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.link"),
-    *("os.symlink", "os.truncate", "os.putenv", "os.chdir", "shutil.", "tempfile.", "glob.", "urllib.", "sqlite3."),
+    *("os.symlink", "os.truncate", "os.chdir", "shutil.", "tempfile.", "glob.", "urllib.", "sqlite3."),
 )
 """Beginnings of events that count also where a library causes them for the sources."""
+_EVERYDAY = frozenset({"__code__", "__defaults__", "__kwdefaults__"})
+"""Attributes whose reading is no event here: pytest reads them all the time. Setting them is one."""
 _DEEPEST = 40
 _MOST_KINDS = 60
 _LONGEST = 80
 
 
 class EventWatch:
-    """The audit hook. Notes each kind of event once."""
+    """What an audit hook needs. Notes each kind of event once."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.channel: int = options["channel"]
@@ -43,30 +45,37 @@ class EventWatch:
         self.sources = [re.compile(pattern, re.DOTALL) for pattern in options["sources"]]
         self.root = os.getcwd() + os.sep
         self.places: dict[str, str] = {}
-        self.watched: dict[str, bool | None] = {}
+        self.watched: dict[str, str] = {}
         self.known: set[str] = set()
         self.process = os.getpid()
         self.writing = threading.Lock()
         self.busy = False
 
-    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Look at one event. What goes wrong here is nobody's fault: the event is not noted."""
-        try:
-            direct = self.watched[event]
-        except KeyError:
-            direct = self.watched[event] = True if event in _DIRECT else False if event.startswith(_ANYWHERE) else None
-        if direct is None or self.busy:
-            return
-        self.busy = True
-        try:
-            if self.is_of_sources(sys._getframe(1), direct):
-                self.note(self.kind(event, arguments))
-        except Exception:  # noqa: BLE001 - an exception of a hook would stop what the code under test does
-            pass
-        finally:
-            self.busy = False
+    def hook(self) -> Callable[[str, tuple[Any, ...]], None]:
+        """Return the audit hook: one function with all at hand that most events need, for pytest alone causes thousands."""
+        watched, places, frame_at = self.watched, self.places, sys._getframe
 
-    def is_of_sources(self, frame: FrameType | None, direct: bool) -> bool:
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            if event not in watched:
+                watched[event] = "direct" if event in _DIRECT else "anywhere" if event.startswith(_ANYWHERE) else ""
+            how = watched[event]
+            if not how or self.busy or (event == "object.__getattr__" and arguments[1] in _EVERYDAY):
+                return
+            self.busy = True
+            try:
+                frame = frame_at(1)
+                if how == "direct" and places.get(frame.f_code.co_filename) == "library":
+                    return
+                if self.is_of_sources(frame, direct=how == "direct"):
+                    self.note(self.kind(event, arguments))
+            except Exception:  # noqa: BLE001 - an exception of a hook would stop what the code under test does
+                return
+            finally:
+                self.busy = False
+
+        return hook
+
+    def is_of_sources(self, frame: FrameType | None, *, direct: bool) -> bool:
         """Return whether the nearest frame of the tree is one of its sources; `direct` allows no library between."""
         for _ in range(_DEEPEST):
             if frame is None:
@@ -137,5 +146,5 @@ def start(options: dict[str, Any]) -> Callable[[], None]:
         options: the `channel`, the `mark` of frames, `sources` (regular expressions of paths) and telling `modules`.
     """
     watch = EventWatch(options)
-    sys.addaudithook(watch.hook)
+    sys.addaudithook(watch.hook())
     return watch.stop
