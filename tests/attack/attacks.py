@@ -545,7 +545,7 @@ HONEST = {
             "    if percent not in range(101):\n        raise OutOfRange(percent)\n",
         }
     ),
-    "another with what the standard library makes": module(
+    "another with named tuples and enums": module(
         """if Kind.of(percent) is Kind.OUTSIDE:
     raise ValueError(percent)
 return whole(Offer(price, percent))""",

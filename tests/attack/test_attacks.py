@@ -56,7 +56,7 @@ def test_honest_work_is_rewarded(task, sandbox, name):
 def test_other_hashes_raise_no_alarm(task, sandbox, monkeypatch):
     for seed in ("1", "77"):
         monkeypatch.setitem(pytest_run._ENVIRONMENT, "PYTHONHASHSEED", seed)
-        with workspace(task, HONEST["another with what the standard library makes"]) as root:
+        with workspace(task, HONEST["another with named tuples and enums"]) as root:
             assert ours(task, root, sandbox).alarms == ()
 
 

@@ -240,7 +240,9 @@ def test_a_broken_box_is_no_reward_at_all(folder, monkeypatch):
 
 
 def test_the_alarm_of_an_impossible_task_is_in_the_last_observation(folder, monkeypatch):
-    monkeypatch.setattr(CodingEnv, "grade", lambda _: GradeReport(reward=0.0, outcomes={}, reasons=("ALARM",), alarms=("a forged verdict",)))
+    monkeypatch.setattr(
+        CodingEnv, "grade", lambda _: GradeReport(reward=0.0, outcomes={}, reasons=("ALARM",), alarms=("a forged verdict",))
+    )
     session = CodingSession(TaskSuite(folder), itertools.count())
     assert not session.reset().alarms
     last = session.step(CodingAction(tool="submit"))
