@@ -75,6 +75,8 @@ def _print(console: Console, report: GradeReport, rejected: Sequence[str]) -> No
     console.print(table)
     for reason in report.reasons:
         console.print(escape(reason), soft_wrap=True, highlight=False)
+    for alarm in report.alarms:
+        console.print(escape(f"alarm: {alarm}"), soft_wrap=True, highlight=False, style="yellow")
     if rejected:
         left = len(rejected) - _MOST_PATHS
         paths = escape(", ".join(rejected[:_MOST_PATHS])) + (f" and {left} more (--json has all)" if left > 0 else "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +20,7 @@ from composer_replication.observe.console import Console, echo
 from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.strength import load_strong_tasks
 from composer_replication.tasks.wording import worded
-from composer_replication.types import Group, to_json
+from composer_replication.types import Group, Trajectory, cause_of, to_json
 from composer_replication.types.errors import StorageError
 
 EXIT_UNSOUND = 10
@@ -131,12 +133,18 @@ def _summary(found: Evaluation) -> dict[str, Any]:
         "turns": sum(row["turns"] for row in rows),
         "sampled_tokens": sum(row["sampled_tokens"] for row in rows),
         "impossible": sum(row["impossible"] for row in rows),
-        "cheat_alarms": sum(t.grade.alarm for t in trajectories if t.grade is not None),
+        "cheat_alarms": sum(bool(t.grade.alarms) for t in trajectories if t.grade is not None),
+        "alarm_causes": dict(_causes(trajectories).most_common()),
         "required": required,
         "deviating": deviating,
         "isolation": found.isolation,
         "per_task": rows,
     }
+
+
+def _causes(trajectories: Sequence[Trajectory]) -> Counter[str]:
+    """Return what alarms say, and in how many rollouts."""
+    return Counter(cause for t in trajectories if t.grade is not None for cause in {cause_of(a) for a in t.grade.alarms})
 
 
 def _show(terminal: Terminal, summary: dict[str, Any]) -> None:
@@ -158,7 +166,8 @@ def _show(terminal: Terminal, summary: dict[str, Any]) -> None:
     spread = "" if se is None else f" ± {se:.3f} (standard error over tasks)"
     terminal.note(f"reward {'n/a' if mean is None else f'{mean:.3f}'}{spread}: {counted}, {summary['unscored']} unscored")
     if summary["cheat_alarms"]:
-        terminal.note(f"CHEAT ALARM: {summary['cheat_alarms']} rollouts passed an impossible task; read their trajectories")
+        causes = "; ".join(f"{cause} ({count})" for cause, count in summary["alarm_causes"].items())
+        terminal.note(f"CHEAT ALARM: {summary['cheat_alarms']} rollouts raised an alarm; read their trajectories. {causes}")
     for task_id in summary["deviating"]:
         row = next(r for r in summary["per_task"] if r["task_id"] == task_id)
         owed = 0.0 if row["impossible"] else summary["required"]

@@ -41,7 +41,7 @@ class CodingTasksEnv(gymnasium.Env[dict[str, str], dict[str, str]]):
 
     Actions are `{"tool": name, "arguments": JSON object}`, observations `{"status": ..., "content": ...}`. `info` has `task_id`
     always, `system` and `tools` (the declared schemas) after a reset, the tool's `details` after a step, and after the last the
-    grader's `reasons` and `alarm` (the tests of an impossible task passed). It is not for the agent: ids name what was deleted.
+    grader's `reasons` and `alarms` (why a person should read the work). It is not for the agent: ids name what was deleted.
 
     Args:
         folder: tasks, as `composer tasks build` writes them.
@@ -95,7 +95,7 @@ class CodingTasksEnv(gymnasium.Env[dict[str, str], dict[str, str]]):
             if isinstance(report.reward, Unscored):
                 raise SandboxError(report.reward.reason)
             reward = report.reward
-            info |= {"reasons": list(report.reasons), "alarm": report.alarm}
+            info |= {"reasons": list(report.reasons), "alarms": list(report.alarms)}
         return {"status": result.status, "content": result.content}, reward, self._env.done, False, info
 
 

@@ -56,8 +56,8 @@ class CodingObservation(Observation):
     reasons: list[str] = Field(default_factory=list)
     """After the last step: why the reward is not 1."""
     unscored: str | None = None
-    alarm: bool = False
-    """After the last step: the tests of an impossible task passed, which is never rewarded."""
+    alarms: list[str] = Field(default_factory=list)
+    """After the last step: why a person should read the work; alarms never change the reward."""
 
 
 class CodingState(State):
@@ -129,7 +129,7 @@ class CodingSession(Environment[CodingAction, CodingObservation, CodingState]):
             reward=None if isinstance(report.reward, Unscored) else report.reward,
             reasons=list(report.reasons),
             unscored=unscored,
-            alarm=report.alarm,
+            alarms=list(report.alarms),
             metadata=about,
         )
 

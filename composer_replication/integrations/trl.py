@@ -135,9 +135,9 @@ for _toolset, _class in _CLASSES.items():
 async def cheat_alarms(
     *, environments: Sequence[CodingEnvironment], log_metric: Callable[[str, float], None], **_: Any
 ) -> list[None]:
-    """Log, as `cheat/alarms`, the share of rollouts that passed an impossible task. For `reward_funcs`; it rewards nothing."""
+    """Log, as `cheat/alarms`, the share of rollouts with an alarm. For `reward_funcs`; it rewards nothing."""
     reports = [await environment._graded() for environment in environments]
-    log_metric("cheat/alarms", sum(report is not None and report.alarm for report in reports) / len(reports))
+    log_metric("cheat/alarms", sum(report is not None and bool(report.alarms) for report in reports) / len(reports))
     return [None] * len(environments)
 
 

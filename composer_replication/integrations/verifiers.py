@@ -90,8 +90,8 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
     async def tests_pass(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
         """Return our grader's verdict on the tree as it is now; 0 for one that cannot be taken out of a runtime that works.
 
-        The trace gets the metric `cheat_alarm` (1 when the tests of an impossible task passed) and why the reward is not 1, as
-        `info["reasons"]`.
+        The trace gets the metric `cheat_alarm` (1 when a person should read the work, `info["alarms"]` says why) and why the
+        reward is not 1, as `info["reasons"]`.
 
         Raises:
             SandboxError: our sandbox broke; verifiers' own: the runtime is gone. An error and no reward is recorded.
@@ -103,8 +103,8 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
             trace.info["reasons"] = [f"the tree was not packed by tar, or is more than {_MOST_BYTES >> 20} MB"]
             return 0.0
         report, reward = await asyncio.to_thread(self._graded, changes)
-        trace.record_metric("cheat_alarm", float(report.alarm))
-        trace.info["reasons"] = list(report.reasons)
+        trace.record_metric("cheat_alarm", float(bool(report.alarms)))
+        trace.info["reasons"], trace.info["alarms"] = list(report.reasons), list(report.alarms)
         return reward
 
     async def validate(self, runtime: vf.Runtime) -> bool:

@@ -29,7 +29,7 @@ def excerpt(run: RunDir, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Choose what the trajectory reader can show.
 
     Every arm gets an equal part of `max_bytes`, and no step more than a quarter of that. Within a step, trajectories that differ
-    in reward, stop reason or hints come first. Long texts are cut and say so; whatever is left out is counted.
+    in reward, stop reason, hints or alarms come first. Long texts are cut and say so; whatever is left out is counted.
 
     Returns:
         `{"openings": [[message]], "arms": [{"arm", "recorded", "steps": [part], "evaluations_recorded", "evaluations": [part],
@@ -146,10 +146,11 @@ def _part(
 
 def _varied(trajectories: Sequence[Trajectory], hints: Mapping[str, list[Hint]]) -> list[int]:
     """Return indices in an order that takes one trajectory of each kind in turn."""
-    kinds: defaultdict[tuple[str, str, bool], int] = defaultdict(int)
+    kinds: defaultdict[tuple[str, str, bool, bool], int] = defaultdict(int)
     order = []
     for index, one in enumerate(trajectories):
-        kind = (str(one.reward), one.stop_reason.value, any(h.dropped is None for h in hints.get(one.trajectory_id, ())))
+        alarmed = one.grade is not None and bool(one.grade.alarms)
+        kind = (str(one.reward), one.stop_reason.value, any(h.dropped is None for h in hints.get(one.trajectory_id, ())), alarmed)
         order.append((kinds[kind], index))
         kinds[kind] += 1
     return [index for _, index in sorted(order)]
@@ -213,6 +214,7 @@ def _grade(grade: GradeReport) -> dict[str, Any]:
         "tests": [[test, outcome.value] for test, outcome in outcomes[:_MAX_TESTS]],
         "tests_recorded": len(outcomes),
         "reasons": [_clip(reason) for reason in grade.reasons],
+        "alarms": [_clip(alarm) for alarm in grade.alarms],
         "rejected": list(grade.rejected[:_MAX_TESTS]),
         "isolation": grade.isolation,
         "cached": grade.cached,

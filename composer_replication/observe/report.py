@@ -19,8 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from composer_replication.observe import files
+from composer_replication.observe.alarms import run_alarms
 from composer_replication.observe.curves import families
 from composer_replication.observe.excerpt import excerpt
 from composer_replication.observe.run_dir import RunDir
@@ -59,6 +61,7 @@ def rebuild_report(run: RunDir) -> Path:
         "facts": _facts(run, arms),
         "results": _results(summary.rows),
         "notes": "".join(f"<li>{_text(note)}</li>" for note in summary.notes),
+        "alarms": _alarms(run),
         "channels": _channels_off(run),
         "style": style,
         "script": script,
@@ -143,6 +146,18 @@ def _interval(row: SummaryRow) -> str:
         '<path class="scale" d="M6 8H134M6 4V12M70 5V11M134 4V12"/>'
         f'<path class="range" d="M{low:.1f} 8H{high:.1f}"/><circle cx="{middle:.1f}" cy="8" r="4"/></svg>'
     )
+
+
+def _alarms(run: RunDir) -> str:
+    """List for each arm how many rollouts raised an alarm, why, and some to read."""
+    items = []
+    for arm in run_alarms(run):
+        causes = "".join(f"<li>{_text(cause)}: {count}</li>" for cause, count in arm.causes)
+        places = [(urlencode({"arm": arm.arm, "step": step, "trajectory": name}), step, name) for step, name in arm.examples]
+        links = ", ".join(f'<a href="#{_text(place)}">step {step}, {_text(name)}</a>' for place, step, name in places)
+        counted = f"<strong>{_text(arm.arm)}</strong>: {arm.rollouts} rollouts raised an alarm"
+        items.append(f"<li>{counted}<ul>{causes}</ul>{f'Read: {links}' if links else ''}</li>")
+    return "".join(items) or "<li>No rollout raised an alarm.</li>"
 
 
 def _channels_off(run: RunDir) -> str:

@@ -196,7 +196,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/mean": mean,
         "reward/mean_se": se,
         "reward/unscored": float(len(trajectories) - sum(map(len, scored))),
-        "cheat/alarms": float(sum(grade.alarm for grade in graded)),
+        "cheat/alarms": float(sum(bool(grade.alarms) for grade in graded)),
         "rlvr/frac_zero_std": sum(len(set(rewards)) < 2 for rewards in scored) / len(scored),
         "rollout/turns/mean": sum(len(t.turns) for t in trajectories) / len(trajectories),
         "rollout/tokens/mean": sum(t.num_sampled_tokens() for t in trajectories) / len(trajectories),

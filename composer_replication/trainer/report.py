@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -16,6 +15,7 @@ from composer_replication.envs.source import EnvSource
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
 from composer_replication.observe import Phase, RunDir, Terminal
+from composer_replication.observe.alarms import run_alarms
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.trainer.arm import ArmTrainer
@@ -89,7 +89,7 @@ async def _train_here(
 
 def write_arms_report(config: RunConfig, run_dir: RunDir, rows: Sequence[SummaryRow], start_label: str = "start") -> None:
     """Write the report of the arms that are done."""
-    warnings = [*([FORGEABLE] if config.tasks.forgeable else []), *_alarms(run_dir)]
+    warnings = [*([FORGEABLE] if config.tasks.forgeable else []), *(alarms.sentence() for alarms in run_alarms(run_dir))]
     notes = [*warnings, PRIVILEGED, _SHARED_GRADES, *([_SHARED_ANSWERS] if config.teachers else [])]
     write_report(run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=notes)
 
@@ -106,20 +106,9 @@ def print_result(
     terminal.table("pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), cells)
     for arm, path in weights.items():
         terminal.note(f"weights of {arm}: {path}")
-    for alarm in _alarms(run_dir):
-        terminal.note(alarm)
+    for alarms in run_alarms(run_dir):
+        terminal.note(alarms.sentence())
     terminal.note(f"report: {run_dir.report_path}")
-
-
-def _alarms(run_dir: RunDir) -> list[str]:
-    """Return one line per arm that passed impossible tasks."""
-    counts: Counter[str] = Counter()
-    for line in run_dir.read_metrics():
-        counts[line.arm] += int(line.values.get("cheat/alarms", 0))
-    return [
-        f"CHEAT ALARM: {count} rollouts of {arm} passed an impossible task; read their trajectories before you trust its rewards."
-        for arm, count in (+counts).items()
-    ]
 
 
 def _with_start(run_dir: RunDir, rows: Sequence[SummaryRow], label: str) -> list[SummaryRow]:

@@ -8,7 +8,7 @@ Every class is frozen and JSON-serialisable through `to_json` / `from_json`, so 
 
 from __future__ import annotations
 
-from composer_replication.types.grade import GradeReport, Outcome, Reward, Unscored
+from composer_replication.types.grade import GradeReport, Outcome, Reward, Unscored, cause_of
 from composer_replication.types.messages import Message, ToolCall, ToolResult, ToolSchema
 from composer_replication.types.plain_json import from_json, reward_from_json, to_json
 from composer_replication.types.signals import Finding, Hint, HintedTurn, Pair
@@ -34,6 +34,7 @@ __all__ = [
     "Trajectory",
     "Turn",
     "Unscored",
+    "cause_of",
     "from_json",
     "reward_from_json",
     "to_json",

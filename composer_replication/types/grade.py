@@ -52,5 +52,13 @@ class GradeReport:
     """True when an identical tree of the same task had been graded before and that verdict was reused."""
     hidden_broken: tuple[int, ...] = ()
     """Numbers of the hidden checks that did not hold: the calls, counted from 0, then the anti-tests."""
-    alarm: bool = False
-    """Every visible test of an impossible task passed."""
+    alarms: tuple[str, ...] = ()
+    """Why a person should read this work, one sentence each: what the tripwire saw, or that every visible test of an impossible
+    task passed. Alarms never change the reward."""
+    events: tuple[str, ...] = ()
+    """Kinds of audit events that the sources caused in the tests, which the tripwire compares with those of the gold code."""
+
+
+def cause_of(alarm: str) -> str:
+    """Return an alarm without its details, so that equal causes of different rollouts count as one."""
+    return alarm.partition(" (")[0]

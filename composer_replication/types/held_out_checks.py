@@ -31,6 +31,16 @@ class AntiTest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GoldProfile:
+    """What the gold code needs of the things that the tripwire watches. It decides no reward: it keeps alarms honest."""
+
+    names: tuple[str, ...] = ()
+    """Telling names in the files that the solution changes, as `sandbox.grading.telling_names` finds them."""
+    events: tuple[str, ...] = ()
+    """Kinds of audit events that the sources caused while the gold code was graded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutChecks:
     """All of one task. Proven when it was built: the gold code satisfies every one, the task's own tree none of the programs."""
 
@@ -39,3 +49,5 @@ class HeldOutChecks:
     weakness: str = "it has no held-out programs"
     """Why the programs are no evidence that the feature is there, such as a trivial body that satisfies them; details come after
     a colon. Empty when every trivial body that was tried fails."""
+    profile: GoldProfile | None = None
+    """What the gold code needs; None where nothing recorded it."""

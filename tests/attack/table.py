@@ -1,8 +1,8 @@
 """Print which attacks on grading win, against a naive grader and against this one; the last line is JSON (`make attack`).
 
 The columns: pytest's exit status in the agent's workspace; the fresh tree with the task's own tests; the same with anti-tests;
-the whole grader, with calls judged outside the box. The exit status is 1 when the whole grader rewards an attack or doing
-nothing, or does not reward honest work.
+the whole grader, with calls judged outside the box; and whether the tripwire raises an alarm, which decides nothing. The exit
+status is 1 when the whole grader rewards an attack or doing nothing, or does not reward honest work.
 """
 
 from __future__ import annotations
@@ -21,25 +21,35 @@ from composer_replication.tasks.store import Task
 COLUMNS = ("exit status", "tests only", "anti-tests", "ours")
 
 
-def verdicts(task: Task, attack: Attack, sandbox: Sandbox) -> tuple[bool, ...]:
-    """Whether each grader rewards it."""
+def verdicts(task: Task, attack: Attack, sandbox: Sandbox) -> tuple[tuple[bool, ...], bool]:
+    """Whether each grader rewards it, and whether there is an alarm."""
     with workspace(task, attack) as root:
-        specs = (without_hidden_checks(task), with_anti_tests(task), task.spec)
-        return naive(task, root, sandbox), *(ours(task, root, sandbox, spec).reward == 1.0 for spec in specs)
+        reports = [ours(task, root, sandbox, spec) for spec in (without_hidden_checks(task), with_anti_tests(task), task.spec)]
+        won = (naive(task, root, sandbox), *(report.reward == 1.0 for report in reports))
+    return won, bool(reports[-1].alarms)
 
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         task, sandbox = build_task(Path(folder)), open_sandbox()
         print(sandbox.isolation.summary())
-        print(f"{'':42}" + "".join(f"{column:>14}" for column in COLUMNS))
+        print(f"{'':42}" + "".join(f"{column:>14}" for column in (*COLUMNS, "alarm")))
         found: dict[str, tuple[bool, ...]] = {}
+        alarms: dict[str, bool] = {}
         for name, attack in {**HONEST, "nothing": NOTHING, **ATTACKS}.items():
-            found[name] = verdicts(task, attack, sandbox)
-            print(f"{name:42}" + "".join(f"{'REWARDED' if won else '-':>14}" for won in found[name]), flush=True)
+            found[name], alarms[name] = verdicts(task, attack, sandbox)
+            cells = [*("REWARDED" if won else "-" for won in found[name]), "alarm" if alarms[name] else "-"]
+            print(f"{name:42}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
     won = {column: sum(found[name][n] for name in ATTACKS) for n, column in enumerate(COLUMNS)}
     honest, nothing = all(found[name][3] for name in HONEST), found["nothing"][3]
-    summary = {"attacks": len(ATTACKS), "rewarded": won, "honest_rewarded": honest, "nothing_rewarded": nothing}
+    summary = {
+        "attacks": len(ATTACKS),
+        "rewarded": won,
+        "honest_rewarded": honest,
+        "nothing_rewarded": nothing,
+        "alarms": sum(alarms[name] for name in ATTACKS),
+        "honest_alarms": sum(alarms[name] for name in HONEST),
+    }
     print(json.dumps(summary))
     return int(won["ours"] > 0 or nothing or not honest)
 

@@ -79,9 +79,7 @@ def test_forgeable_tasks_are_left_out_unless_they_are_asked_for(task, folder, tm
     rows = json.loads(run("--tasks", tasks, *options, "--forgeable").stdout)["per_task"]
     assert [row["task_id"] for row in rows] == ["shop/a", "shop/b"]
     shutil.rmtree(tasks / "a")
-    with pytest.raises(
-        TaskError, match=r"every task of .* is forgeable \(the first because no held-out"
-    ):
+    with pytest.raises(TaskError, match=r"every task of .* is forgeable \(the first because no held-out"):
         run("--tasks", tasks, *options)
 
 

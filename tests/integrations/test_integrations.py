@@ -145,7 +145,7 @@ def test_alarms_are_logged_and_rewarded_with_nothing(environment, monkeypatch):
 
     def grade(env):
         graded.append(env)
-        return GradeReport(reward=0.0, outcomes={}, alarm=True)
+        return GradeReport(reward=0.0, outcomes={}, alarms=("a forged verdict",))
 
     monkeypatch.setattr(CodingEnv, "grade", grade)
 

@@ -213,7 +213,7 @@ WRONG = {
 @pytest.mark.parametrize("name", ANOTHER_WAY)
 def test_honest_work_is_rewarded_however_it_is_written(tasks, name):
     report = judge(tasks[name], rewritten(tasks[name], ANOTHER_WAY[name]))
-    assert report.reward == 1.0, (report, asked(tasks[name]))
+    assert (report.reward, report.alarms) == (1.0, ()), (report, asked(tasks[name]))
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -301,9 +301,9 @@ def test_impossible_tasks_are_never_rewarded(write_project, tmp_path):
     for task in impossible:
         assert "mpossible" not in task.spec.instruction + task.spec.task_id
         gold = grade(task.spec, task.repo, task.gold_files(), sandbox=open_sandbox(), python=PYTHON)
-        assert (gold.reward, gold.alarm) == (0.0, False)
+        assert (gold.reward, gold.alarms) == (0.0, ())
         name = task.spec.deleted[0].path
         text = PASS_ALL + task.gold_files()[name].decode()
         forged = grade(task.spec, task.repo, {name: text.encode()}, sandbox=open_sandbox(), python=PYTHON)
-        assert (forged.reward, forged.alarm) == (0.0, True)
+        assert (forged.reward, forged.alarms[0][:10]) == (0.0, "every test")
         assert forged.reasons[0].startswith("ALARM")

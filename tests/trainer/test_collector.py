@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.observe import RunDir
+from composer_replication.observe.alarms import run_alarms
+from composer_replication.observe.report import rebuild_report
 from composer_replication.trainer.journal import refuse_unscored, rollout_metrics
-from composer_replication.trainer.report import _alarms
 from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.types import GradeReport, Group, Reward, StopReason, Trajectory, Unscored
 from composer_replication.types.errors import SandboxError
@@ -80,12 +81,24 @@ def test_siblings_are_no_independent_measurements() -> None:
 
 
 def test_alarms_are_counted_and_said_aloud(tmp_path: Path) -> None:
-    verdicts = [GradeReport(reward=0.0, outcomes={}, alarm=alarm) for alarm in (True, False, True)]
+    frames = "the code looks at the frames of its callers ({}), which the gold code does not need"
+    alarms = [(frames.format("f_back"), "every test passed"), (), (frames.format("inspect"),)]
+    verdicts = [GradeReport(reward=0.0, outcomes={}, alarms=said) for said in alarms]
     trajectories = tuple(replace(t, grade=g) for t, g in zip(group(0.0, 0.0, 0.0).trajectories, verdicts, strict=True))
     metrics = rollout_metrics([Group(group_id="g", task_id="t", trajectories=trajectories)])
     assert (metrics["cheat/alarms"], metrics["reward/mean"]) == (2.0, 0.0)
     run = RunDir.create(tmp_path / "run")
-    for arm, step, alarms in (("quiet", 1, 0.0), ("loud", 1, 2.0), ("loud", 2, 1.0)):
-        run.log_metrics(arm, step, {"cheat/alarms": alarms})
-    (said,) = _alarms(run)
-    assert said.startswith("CHEAT ALARM: 3 rollouts of loud passed an impossible task")
+    for arm, step, count in (("quiet", 1, 0.0), ("loud", 1, 2.0), ("loud", 2, 2.0)):
+        run.log_metrics(arm, step, {"cheat/alarms": count})
+        run.write_trajectories(arm, step, trajectories if count else trajectories[1:2])
+    (found,) = run_alarms(run)
+    assert found.causes == [("the code looks at the frames of its callers", 4), ("every test passed", 2)]
+    assert found.examples == [(step, trajectories[n].trajectory_id) for step in (2, 1) for n in (0, 2)]
+    assert found.sentence().startswith(
+        "CHEAT ALARM: 4 rollouts of loud raised an alarm, most often: the code looks at the frames of its callers (4); every test"
+    )
+    page = rebuild_report(run).read_text()
+    assert "<strong>loud</strong>: 4 rollouts raised an alarm" in page
+    assert "<li>the code looks at the frames of its callers: 4</li>" in page
+    assert f'href="#arm=loud&amp;step=2&amp;trajectory={trajectories[0].trajectory_id}"' in page
+    assert "<strong>quiet</strong>: " not in page

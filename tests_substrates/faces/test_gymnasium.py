@@ -101,10 +101,12 @@ def test_the_shell_is_offered_and_its_bad_calls_are_observations(folder):
 
 
 def test_the_alarm_of_an_impossible_task_is_in_info(env, monkeypatch):
-    monkeypatch.setattr(CodingEnv, "grade", lambda _: GradeReport(reward=0.0, outcomes={}, reasons=("ALARM",), alarm=True))
+    monkeypatch.setattr(
+        CodingEnv, "grade", lambda _: GradeReport(reward=0.0, outcomes={}, reasons=("ALARM",), alarms=("a forged verdict",))
+    )
     env.reset(seed=0)
     _, reward, _, _, info = env.step({"tool": "submit", "arguments": "{}"})
-    assert (reward, info["reasons"], info["alarm"]) == (0.0, ["ALARM"], True)
+    assert (reward, info["reasons"], info["alarms"]) == (0.0, ["ALARM"], ["a forged verdict"])
 
 
 def test_a_broken_box_is_an_error_and_no_reward(env, monkeypatch):

@@ -240,11 +240,13 @@ def test_a_broken_box_is_no_reward_at_all(folder, monkeypatch):
 
 
 def test_the_alarm_of_an_impossible_task_is_in_the_last_observation(folder, monkeypatch):
-    monkeypatch.setattr(CodingEnv, "grade", lambda _: GradeReport(reward=0.0, outcomes={}, reasons=("ALARM",), alarm=True))
+    monkeypatch.setattr(
+        CodingEnv, "grade", lambda _: GradeReport(reward=0.0, outcomes={}, reasons=("ALARM",), alarms=("a forged verdict",))
+    )
     session = CodingSession(TaskSuite(folder), itertools.count())
-    assert not session.reset().alarm
+    assert not session.reset().alarms
     last = session.step(CodingAction(tool="submit"))
-    assert (last.done, last.reward, last.alarm) == (True, 0.0, True)
+    assert (last.done, last.reward, last.alarms) == (True, 0.0, ["a forged verdict"])
 
 
 def test_a_port_in_use_is_an_error_with_its_fix(server, folder):

@@ -55,6 +55,7 @@ function gradeView(grade) {
   const hidden = grade.tests_recorded - grade.tests.length;
   return el('section', { class: 'grade' }, el('h4', {}, 'Tests'),
     grade.reasons.length ? el('ul', {}, grade.reasons.map((reason) => el('li', {}, reason))) : null,
+    grade.alarms.map((alarm) => el('p', {}, badge('error', 'alarm'), ' ', alarm)),
     grade.rejected.length ? el('p', {}, badge('error', 'rejected files'), ' changed but not graded: ', grade.rejected.map((f) => [el('code', {}, f), ' '])) : null,
     el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Test outcomes' },
       el('table', {}, el('thead', {}, el('tr', {}, el('th', { scope: 'col' }, 'outcome'), el('th', { scope: 'col' }, 'test'))),
@@ -190,4 +191,10 @@ function showTrajectories(root, { openings, arms }) {
   root.replaceChildren(el('form', { class: 'controls', onsubmit: (e) => e.preventDefault() }, armChooser.node, stepChooser.node, filters.nodes), count,
     el('div', { class: 'reading' }, list, detail), pairBox);
   chooseArm(linked().step);
+  addEventListener('hashchange', () => {
+    if (!names.includes(linked().arm)) return;
+    armChooser.select.value = linked().arm;
+    chooseArm(linked().step);
+    root.scrollIntoView();
+  });
 }

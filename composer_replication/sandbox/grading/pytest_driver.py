@@ -1,7 +1,8 @@
 """The program that runs pytest inside a sandbox: its source is passed on the command line, its request on stdin.
 
 It is self-contained (standard library, pytest and, when asked, coverage), and answers once, over the private channel: the nonce
-of the request followed by zlib-compressed JSON. Nothing it says on stdout or stderr counts.
+of the request followed by zlib-compressed JSON. What an observer writes there stands before it. Nothing it says on stdout or
+stderr counts.
 """
 
 from __future__ import annotations
@@ -235,6 +236,8 @@ def main() -> None:
     os.dup2(nothing, 0)
     exit_now, write, dumps, compress = os._exit, os.write, json.dumps, zlib.compress
     nonce = request.pop("nonce")
+    if request["observer"]:
+        request["observer"]["options"]["channel"] = channel
     answer = nonce.encode() + compress(dumps(run(request)).encode())
     while answer:
         answer = answer[write(channel, answer) :]

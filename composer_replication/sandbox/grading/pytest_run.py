@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from composer_replication.sandbox.grading.events import after_events, event_observer, events_in
 from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Limits, Sandbox, Tree
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.types import Outcome
@@ -64,6 +65,8 @@ class TestRun:
     """The code under test replaced parts of pytest that decide outcomes; `outcomes` are all `MISSING`."""
     wall_s: float = 0.0
     returncode: int = 0
+    events: tuple[str, ...] = ()
+    """Kinds of audit events that the watched sources caused, in order; none where nothing was watched, or all were lost."""
 
     @property
     def passed(self) -> bool:
@@ -85,16 +88,21 @@ class CodeRunner:
     """Folders of the tree that are put on `sys.path`."""
     limits: Limits = dataclasses.field(default_factory=Limits)
 
-    def run(self, tree: Tree, test_ids: Sequence[str], extra_args: Sequence[str] = ()) -> TestRun:
+    def run(self, tree: Tree, test_ids: Sequence[str], extra_args: Sequence[str] = (), *, watched: Sequence[str] = ()) -> TestRun:
         """Run the tests named by `test_ids` (all that pytest finds when empty).
 
-        An id is a pytest node id; one that names a file, class or parametrized function stands for all tests in it.
+        An id is a pytest node id; one that names a file, class or parametrized function stands for all tests in it. `watched`
+        are regular expressions of paths: what these sources do is noted in `TestRun.events`.
 
         Raises:
             SandboxError: the sandbox broke.
             TaskError: the interpreter has no pytest.
         """
-        return _test_run(*self._drive(tree, test_ids, extra_args), test_ids)
+        if not watched:
+            return _test_run(*self._drive(tree, test_ids, extra_args), test_ids)
+        mark = secrets.token_hex(16)
+        result, answer = self._drive(tree, test_ids, extra_args, mark=mark, observer=event_observer(mark, watched))
+        return dataclasses.replace(_test_run(result, answer, test_ids), events=events_in(result.channel, mark))
 
     def run_twice(self, tree: Tree, test_ids: Sequence[str]) -> tuple[TestRun, TestRun]:
         """Do `run` twice in one sandbox: the tests are collected once, and each run starts from a fork of that state.
@@ -125,11 +133,12 @@ class CodeRunner:
         return _test_run(result, answer, ()), (answer or {}).get("observed")
 
     def ask(
-        self, tree: Tree, program: str, request: Mapping[str, Any], env: Mapping[str, str], *, judged: bool
+        self, tree: Tree, program: str, request: Mapping[str, Any], env: Mapping[str, str], *, judged: bool, mark: str = ""
     ) -> tuple[ExecResult, Any]:
         """Run a driver, which reads `request` from stdin, and return what it wrote to the channel after the request's nonce.
 
         None is absent, torn, not the driver's, or too long: an answer about `judged` work may take less of the host's memory.
+        Events behind `mark` may stand before the answer.
         """
         nonce = secrets.token_hex(16)
         command = Command(
@@ -140,15 +149,16 @@ class CodeRunner:
             limits=dataclasses.replace(self.limits, output_bytes=max(self.limits.output_bytes, _ANSWER_BYTES)),
         )
         result = self.sandbox.run(tree, command)
-        return result, read_answer(result, nonce, _MOST_JUDGED if judged else _MOST_UNPACKED)
+        answered = dataclasses.replace(result, channel=after_events(result.channel, mark)) if mark else result
+        return result, read_answer(answered, nonce, _MOST_JUDGED if judged else _MOST_UNPACKED)
 
     def _drive(
-        self, tree: Tree, test_ids: Sequence[str], extra_args: Sequence[str] = (), **options: Any
+        self, tree: Tree, test_ids: Sequence[str], extra_args: Sequence[str] = (), *, mark: str = "", **options: Any
     ) -> tuple[ExecResult, dict[str, Any] | None]:
         ordered = {"ids": list(test_ids), "extra": list(extra_args), "plugins": plugins_of(self.sandbox, self.python)}
         request = {"coverage": False, "observer": None, "twice": False, **ordered, **options}
         require_modules(self.sandbox, self.python, "pytest", *(["coverage"] if request["coverage"] else []))
-        result, answer = self.ask(tree, _driver_source(), request, _ENVIRONMENT, judged=bool(test_ids))
+        result, answer = self.ask(tree, _driver_source(), request, _ENVIRONMENT, judged=bool(test_ids), mark=mark)
         return result, answer if isinstance(answer, dict) else None
 
 

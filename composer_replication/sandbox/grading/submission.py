@@ -38,18 +38,28 @@ class Submission:
     """Editable files that differ, in order of path; None for a deleted one."""
     rejected: tuple[str, ...]
     """Changed paths that are not taken."""
+    deciding: tuple[str, ...] = ()
+    """Those of them that would decide what a test means, or which module is imported."""
 
 
 def is_editable(task: TaskSpec, path: str) -> bool:
     """Return whether the allow list names `path` (POSIX, relative): `*` and `?` stay within a folder, `**` crosses folders."""
-    name = path.rpartition("/")[2]
-    if not _is_plain(path):
-        return False
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_NEVER, *_NEVER_MODULES)):
+    if not _is_plain(path) or _decides(path):
         return False
     if any(test_id.partition("::")[0] == path for test_id in (*task.fail_to_pass, *task.pass_to_pass)):
         return False
     return any(_regex(pattern).fullmatch(path) for pattern in task.editable)
+
+
+def editable_patterns(task: TaskSpec) -> list[str]:
+    """Return the allow list as regular expressions of paths."""
+    return [_regex(pattern).pattern for pattern in task.editable]
+
+
+def _decides(path: str) -> bool:
+    """Return whether a file of that name changes what a test means or when code runs."""
+    name = path.rpartition("/")[2]
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_NEVER, *_NEVER_MODULES))
 
 
 def _is_plain(path: str) -> bool:
@@ -86,7 +96,7 @@ def read_submission(
     else:
         found = _changed_in_mapping(pristine, workspace)
     changes: dict[str, bytes | None] = {}
-    rejected = []
+    rejected, deciding = [], []
     room = _MOST_BYTES
     try:
         for path, content, regular in found:
@@ -96,9 +106,11 @@ def read_submission(
                 room -= len(content or b"")
             else:
                 rejected.append(path)
+                if _decides(path) or _shadows(task, pristine, path, reserved):
+                    deciding.append(path)
     except TooManyEntriesError as error:
         return Submission({}, (f"everything: {error.strerror}",))
-    return Submission(changes, tuple(rejected))
+    return Submission(changes, tuple(rejected), tuple(deciding))
 
 
 def _shadows(task: TaskSpec, pristine: Path, path: str, reserved: frozenset[str]) -> bool:

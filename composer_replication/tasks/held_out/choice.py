@@ -146,7 +146,8 @@ def without_broken(checks: HeldOutChecks, broken: Iterable[int]) -> HeldOutCheck
     lost, first = set(broken), len(checks.programs)
     programs = tuple(program for number, program in enumerate(checks.programs) if number not in lost)
     few = "some held-out programs did not hold for the gold code" if len(programs) < first else ""
-    return HeldOutChecks(
+    return replace(
+        checks,
         programs=programs,
         anti_tests=tuple(test for number, test in enumerate(checks.anti_tests, first) if number not in lost),
         weakness=checks.weakness or few,

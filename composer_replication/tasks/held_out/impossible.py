@@ -35,7 +35,7 @@ def make_impossible(
     Raises:
         StorageError: the task cannot be written.
     """
-    spec = replace(task.spec, hidden=HeldOutChecks(), impossible=True)
+    spec = replace(task.spec, hidden=HeldOutChecks(profile=task.spec.hidden.profile), impossible=True)
     provenance = {**task.provenance, **numbers_of(spec.hidden)}
     for _, (test, content) in zip(range(_TRIED), _contradictions(pristine, frozenset(spec.fail_to_pass), seed), strict=False):
         path = test.partition("::")[0]

@@ -11,6 +11,7 @@ from composer_replication.languages.python.functions import Function, find_funct
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.submission import is_editable
+from composer_replication.sandbox.grading.tripwire import profile_of
 from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
 from composer_replication.tasks.files import solved_tree
 from composer_replication.tasks.held_out.book import make_hidden_book
@@ -22,7 +23,8 @@ from composer_replication.types.held_out_checks import HeldOutChecks
 
 
 def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *, sandbox: Sandbox, python: Path) -> HeldOutChecks:
-    """Return checks that the solved tree satisfies; the programs among them fail on the tree `repo` without the solution.
+    """Return checks that the solved tree satisfies; the programs among them fail on the tree `repo` without the solution. With
+    them comes what the solution needs, for the tripwire.
 
     Args:
         spec: the task, whose tests are known to hold.
@@ -55,14 +57,13 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
             seed=spec.task_id,
         )
     checks = prove_programs(checks, runner, Tree(base=repo))
-    while checks.programs or checks.anti_tests:
+    while True:
         report = grade(replace(spec, hidden=checks), repo, dict(gold), sandbox=sandbox, python=python)
         if isinstance(report.reward, Unscored):
             raise SandboxError(f"task {spec.task_id} could not be graded: {report.reward.reason}")
         if not report.hidden_broken:
-            break
+            return replace(checks, profile=profile_of(_python(gold), report.events))
         checks = without_broken(checks, report.hidden_broken)
-    return checks
 
 
 def _layout(spec: TaskSpec, solved: Path) -> RepositoryLayout:
@@ -71,6 +72,10 @@ def _layout(spec: TaskSpec, solved: Path) -> RepositoryLayout:
     tests = {test_id.partition("::")[0] for test_id in (*spec.fail_to_pass, *spec.pass_to_pass)}
     sources = tuple(path for path in layout.sources if is_editable(spec, path))
     return replace(layout, tests=tuple(sorted(tests)), sources=sources, python_path=spec.python_path)
+
+
+def _python(gold: Mapping[str, bytes]) -> list[bytes]:
+    return [content for path, content in gold.items() if path.endswith(".py")]
 
 
 def _changed(repo: Path, gold: Mapping[str, bytes]) -> list[Function]:

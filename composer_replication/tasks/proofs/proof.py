@@ -12,6 +12,7 @@ from composer_replication.sandbox.grading.grade import grade, judge
 from composer_replication.sandbox.grading.programs import wrong_programs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.grading.submission import is_editable
+from composer_replication.sandbox.grading.tripwire import profile_of
 from composer_replication.sandbox.protocol import Ending, Limits, Tree
 from composer_replication.tasks.held_out.choice import without_broken
 from composer_replication.types import Outcome, TaskSpec, Unscored
@@ -122,6 +123,7 @@ class Proven:
     """A task that holds, and what was left out of it."""
 
     spec: TaskSpec
+    """With a profile of the gold code."""
     failing: frozenset[str]
     passing: frozenset[str]
     flaky: frozenset[str]
@@ -157,23 +159,28 @@ def prove(
         spec = spec_of(failing, passing, hidden)
         if not all(is_editable(spec, path) for path in deleted):
             raise NoTaskError("its code lies where no submission may write")
-        unsteady, broken = _grade_both_ways(spec, gold, without.second, runner)
+        unsteady, broken, events = _grade_both_ways(spec, gold, without.second, runner)
         if broken:
             hidden, dropped = without_broken(hidden, broken), dropped + len(broken)
         elif unsteady:
             flaky, failing, passing = flaky | unsteady, failing - unsteady, passing - unsteady
         else:
+            profile = profile_of([(gold / path).read_bytes() for path in deleted if path.endswith(".py")], events)
+            spec = replace(spec, hidden=replace(hidden, profile=profile))
             return Proven(spec=spec, failing=failing, passing=passing, flaky=flaky, hidden_dropped=dropped)
     raise NoTaskError("its tests are flaky" if flaky & covering else "no test fails without it")
 
 
-def _grade_both_ways(spec: TaskSpec, gold: Path, without: TestRun, runner: CodeRunner) -> tuple[frozenset[str], tuple[int, ...]]:
+def _grade_both_ways(
+    spec: TaskSpec, gold: Path, without: TestRun, runner: CodeRunner
+) -> tuple[frozenset[str], tuple[int, ...], tuple[str, ...]]:
     """Check that the gold code gets reward 1 and the tree without it 0.
 
     The gold code is graded as the tree `gold` without a change, the other tree by the run `without`.
 
     Returns:
-        The tests that prevent it by being flaky, and the numbers of the hidden checks the gold code does not satisfy.
+        The tests that prevent it by being flaky, the numbers of the hidden checks the gold code does not satisfy, and the kinds
+        of audit events it causes.
 
     Raises:
         NoTaskError: it is otherwise.
@@ -183,11 +190,11 @@ def _grade_both_ways(spec: TaskSpec, gold: Path, without: TestRun, runner: CodeR
     if isinstance(report.reward, Unscored):
         raise SandboxError(f"task {spec.task_id} could not be graded: {report.reward.reason}")
     if report.hidden_broken:
-        return frozenset(), report.hidden_broken
+        return frozenset(), report.hidden_broken, ()
     passed = {i for i, outcome in report.outcomes.items() if outcome is Outcome.PASSED}
     unsteady = report.outcomes.keys() - passed
     if not passed or (report.reward != 1.0 and not unsteady):
         raise NoTaskError(f"the gold code gets reward {report.reward:g}: {report.reasons[0]}")
     if judge(spec, without, Limits(wall_s=spec.test_timeout_s)).reward != 0.0:
         raise NoTaskError("no test fails without it")
-    return frozenset(unsteady), ()
+    return frozenset(unsteady), (), report.events
