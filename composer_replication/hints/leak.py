@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from composer_replication.actions.calls import Call
+from composer_replication.types.syntax import parse_module
 
 NGRAM = 8
 """Code tokens in a row that a hint may not share with the gold code."""
@@ -98,7 +99,7 @@ def _parsed(source: str) -> ast.Module | None:
     dedented = textwrap.dedent(source)
     for text in (dedented, "def _():\n" + textwrap.indent(dedented, "    ")):
         try:
-            tree = ast.parse(text)
+            tree = parse_module(text)
         except SyntaxError:
             continue
         for node in ast.walk(tree):

@@ -36,6 +36,7 @@ from composer_replication.tasks.store import load_task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Deletion
 from composer_replication.types.errors import ConfigError, ModelError
+from composer_replication.types.syntax import parse_module
 
 ARM_STEPS = 36
 WARM_START_STEPS = 350
@@ -153,7 +154,7 @@ def is_held_out(deleted: Deletion) -> bool:
 def _term(deleted: Deletion) -> str:
     """Return the house term in a rule's docstring."""
     project = deleted.path.partition("/")[0]
-    tree = ast.parse((project_path(project) / deleted.path).read_text())
+    tree = parse_module((project_path(project) / deleted.path).read_text())
     rule = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == deleted.qualname)
     return (ast.get_docstring(rule) or "").split()[1]
 

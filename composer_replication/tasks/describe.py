@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from composer_replication.languages.python.functions import Function
+from composer_replication.types.syntax import parse_module
 
 InstructionStyle: TypeAlias = Literal["terse", "full", "ambiguous"]
 _MOST_TESTS = 5
@@ -93,7 +94,7 @@ def _ambiguous(feature: Feature, functions: Sequence[Function]) -> str:
 
 def _outline(source: bytes, qualname: str) -> tuple[str, str]:
     """Return the signature in one line, and the docstring (empty when there is none)."""
-    node: ast.AST = ast.parse(source)
+    node: ast.AST = parse_module(source)
     for name in qualname.split("."):
         node = next(
             inner

@@ -14,6 +14,7 @@ from composer_replication.actions.agreement.verdict import ActionComparison, Sam
 from composer_replication.actions.calls import Call
 from composer_replication.actions.patches import PatchError, added_text, parse_patch, patched
 from composer_replication.actions.tool_effects import EffectKind, ToolEffect, classify_call, plain_path
+from composer_replication.types.syntax import parse_module
 
 DOES_NOT_APPLY = "one of the edits does not apply"
 
@@ -228,6 +229,6 @@ def _tree(source: str) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.dump(ast.parse(source))
+            return ast.dump(parse_module(source))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

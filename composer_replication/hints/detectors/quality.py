@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import posixpath
 import re
 import warnings
@@ -13,6 +12,7 @@ from composer_replication.hints.detectors.declared import detector
 from composer_replication.hints.detectors.files import Change, changes, patched_paths
 from composer_replication.hints.detectors.reading import CallStep, Reading
 from composer_replication.types import Finding
+from composer_replication.types.syntax import parse_module
 
 _LARGEST = 200_000
 
@@ -37,7 +37,7 @@ def _syntax_error(text: str) -> tuple[str, int] | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            ast.parse(text)
+            parse_module(text)
         except SyntaxError as error:
             return error.msg, error.lineno or 1
         except (ValueError, RecursionError, MemoryError) as error:  # null bytes, too deeply nested

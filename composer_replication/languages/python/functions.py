@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from composer_replication.types.syntax import parse_module
+
 _Def: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _UTF8 = frozenset({"utf-8", "utf-8-sig", "ascii", "us-ascii"})
 _BRANCHES = (
@@ -77,7 +79,7 @@ def find_functions(path: str, source: bytes, *, keep_docstring: bool = True) -> 
             return [], [Skipped(path, f"encoded as {encoding}")]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = ast.parse(source)
+            module = parse_module(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return [], [Skipped(path, f"cannot be parsed ({type(error).__name__})")]
     lines = split_lines(source.removeprefix(codecs.BOM_UTF8))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from typing import Final, TypeVar
 
+from composer_replication.types.syntax import parse_module
+
 HOOK: Final = "__composer__"
 """The name under which rewritten code finds the recorder."""
 
@@ -29,7 +31,7 @@ _FunctionT = TypeVar("_FunctionT", ast.FunctionDef, ast.AsyncFunctionDef)
 
 def instrument(source: str) -> str:
     """Return the rewritten text of a test file. Raises SyntaxError, ValueError or RecursionError."""
-    return ast.unparse(ast.fix_missing_locations(_Instrument().visit(ast.parse(source)))) + "\n"
+    return ast.unparse(ast.fix_missing_locations(_Instrument().visit(parse_module(source)))) + "\n"
 
 
 def _hook(name: str, *arguments: ast.expr, keywords: list[ast.keyword] | None = None) -> ast.Call:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from composer_replication.languages.python.functions import Function, split_lines
+from composer_replication.types.syntax import parse_module
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
@@ -28,7 +29,7 @@ def mutants_of(source: bytes, functions: Sequence[Function], count: int, seed: s
 
     The functions take turns; which change is made is drawn with `seed`. A body that offers none gives none.
     """
-    tree = ast.parse(source)
+    tree = parse_module(source)
     rng = random.Random(seed)
     offers = []
     for function in functions:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from composer_replication.languages.python.functions import Function, split_lines
+from composer_replication.types.syntax import parse_module
 
 _BODIES = (
     "return None", "return 0", "return 1", "return -1", "return ''", "return []", "return {}", "return ()", "return set()",
@@ -45,7 +46,7 @@ def trivial_bodies(source: bytes, function: Function) -> Sequence[TrivialBody]:
 
 def _parameters(source: bytes, function: Function) -> list[str]:
     name = function.qualname.rpartition(".")[2]
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse_module(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != name:
             continue
         if node.lineno < function.first_line <= (node.end_lineno or 0):

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from composer_replication.types.syntax import parse_expression, parse_module
+
 _Def: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _EQUALITIES = frozenset(
     {"assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual", "assertSetEqual"}
@@ -63,7 +65,7 @@ def with_twins(source: bytes, wanted: Sequence[TwinTests]) -> bytes:
     Raises:
         KeyError, IndexError: the module has no such function or expectation.
     """
-    tree = ast.parse(source)
+    tree = parse_module(source)
     found = list(_functions(tree.body))
     by_name = {name: (node, body) for name, node, body in found}
     for twins in wanted:
@@ -85,7 +87,7 @@ def contradiction(source: bytes, test: str, expectation: int) -> bytes | None:
 
     None where the expectation is not that something equals a literal.
     """
-    tree = ast.parse(source)
+    tree = parse_module(source)
     for name, node, _ in _functions(tree.body):
         sites = _sites(node) if name == test else []
         if len(sites) <= expectation:
@@ -107,7 +109,7 @@ def contradiction(source: bytes, test: str, expectation: int) -> bytes | None:
 
 def _parse(source: bytes) -> ast.Module | None:
     try:
-        return ast.parse(source)
+        return parse_module(source)
     except (SyntaxError, ValueError, RecursionError):
         return None
 
@@ -216,7 +218,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def _another(node: ast.expr) -> ast.expr:
-    return ast.parse(repr(_other(ast.literal_eval(node))), mode="eval").body
+    return parse_expression(repr(_other(ast.literal_eval(node))))
 
 
 def _other(value: Any) -> Any:

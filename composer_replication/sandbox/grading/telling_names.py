@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from composer_replication.types.syntax import parse_module
+
 UNREADABLE = "code that cannot be parsed here"
 TOO_LARGE = "a file too large to look at"
 _MOST_BYTES = 512 << 10
@@ -118,7 +120,7 @@ def _parse(source: bytes) -> ast.Module | str:
     try:
         with _parsing, warnings.catch_warnings():  # the filters are the process's: one thread at a time
             warnings.simplefilter("ignore")
-            return ast.parse(source)
+            return parse_module(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return UNREADABLE
 

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
+from composer_replication.types.syntax import parse_module
+
 PACKAGE = Path(__file__).resolve().parents[2]
 """The folder of `composer_replication`."""
 
@@ -33,7 +35,7 @@ def import_closure(roots: Collection[str], *, packages: bool, left_out: Collecti
 
 def _imported_by(file: Path) -> Iterator[str]:
     """Yield the package's own files that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(file.read_bytes())):
+    for node in ast.walk(parse_module(file.read_bytes())):
         if isinstance(node, ast.ImportFrom) and node.level == 0:
             names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):

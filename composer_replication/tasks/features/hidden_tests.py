@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from composer_replication.languages.python.functions import split_lines
 from composer_replication.tasks.store import Task
+from composer_replication.types.syntax import parse_module
 
 _Function: TypeAlias = tuple[str, tuple[str, ...]]
 """The path of a test file, and the names of classes and function that lead to a test in it."""
@@ -80,7 +81,7 @@ def _written(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = ast.parse(file.read_bytes())
+            module = parse_module(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return
     pending: list[tuple[tuple[str, ...], list[ast.stmt]]] = [((), module.body)]

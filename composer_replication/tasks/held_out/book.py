@@ -32,6 +32,7 @@ from composer_replication.tasks.held_out.slices import RecordedProgram, needs, p
 from composer_replication.tasks.held_out.variations import palette_of, vary
 from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types.held_out_checks import AntiTest
+from composer_replication.types.syntax import parse_module
 
 _PER_FUNCTION = 8
 """Recorded programs taken for each function that they run."""
@@ -247,7 +248,7 @@ class _ExpectedErrors:
 
 def _expected_errors(test_file: Path) -> Iterable[str]:
     try:
-        tree = ast.parse(test_file.read_bytes())
+        tree = parse_module(test_file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return
     for node in ast.walk(tree):

@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from composer_replication.sandbox.interpreter import clean_environment
 from composer_replication.types.errors import SourceError
+from composer_replication.types.syntax import parse_module
 
 _TEST_GROUPS = frozenset({"test", "tests", "testing", "dev", "develop", "development"})
 _REQUIREMENT_WORDS = _TEST_GROUPS | {"requirements", "requirement", "base", "main", "txt", "in"}
@@ -175,7 +176,7 @@ def _from_setup(tree: Path) -> Iterator[str]:
     except (configparser.Error, UnicodeDecodeError):
         pass
     try:
-        module = ast.parse((tree / "setup.py").read_bytes())
+        module = parse_module((tree / "setup.py").read_bytes())
     except (OSError, SyntaxError, ValueError):
         return
     for node in ast.walk(module):
