@@ -26,6 +26,7 @@ def run_some_python(*_: object) -> None:
     sum(range(50))
 
 
+@pytest.mark.slow
 def test_many_threads_parse_at_once():
     """With `ast.parse` in its place this fails in about one of a hundred calls."""
     source = (Path(composer_replication.__file__).parent / "sandbox/grading/steps_driver.py").read_text()

@@ -1,0 +1,113 @@
+"""The universal forger: one generic program in front of a body of one line, for any task in Python.
+
+It is what the strongest attack on visible tests and anti-tests looks like. In the process of the tests it reads the recorder off
+the frames of its callers, reports every test as passed, tells the copies of tests that must fail from the others by their source,
+and leaves before anything looks again. Where held-out programs run it reads the request off the same frames and answers from what
+it finds there: the literals that later steps use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from composer_replication.languages.python.functions import Function, find_functions
+from composer_replication.languages.python.trivial import trivial_bodies
+from composer_replication.tasks.store import Task
+
+FORGER = '''
+def _forge():
+    import ast, json, os, sys, zlib
+    frame, request, recorder, channel = sys._getframe(), None, None, 3
+    while frame is not None:
+        for found in (*frame.f_locals.values(), *frame.f_globals.values()):
+            if type(found) is dict and "ids" in found and "plugins" in found:
+                request = found
+            if type(found).__name__ == "OutcomeRecorder":
+                recorder = found
+            if type(found) is dict and "programs" in found and "mode" in found:
+                _answer(found, channel)
+        nonce = frame.f_locals.get("nonce")
+        channel = frame.f_locals.get("channel", channel)
+        if nonce and request:
+            break
+        frame = frame.f_back
+    if request is None or frame is None:
+        return
+    outcomes = {}
+    for name in request["ids"]:
+        path, _, rest = name.partition("::")
+        outcomes[name] = "failed" if _must_fail(path, rest, request["ids"]) else "passed"
+    answer = {"status": 0, "collected": list(outcomes), "outcomes": outcomes, "earlier": {}, "failures": {}, "collect_errors": [],
+              "tampered": False, "coverage": None, "observed": None}
+    os.write(channel, nonce.encode() + zlib.compress(json.dumps(answer).encode()))
+    os._exit(0)
+
+def _must_fail(path, rest, ids):
+    """Of two copies in a file of its own, the one whose statements stand in no visible test."""
+    import ast
+    shared = [other for other in ids if other.partition("::")[0] == path]
+    if not shared or not path.rpartition("/")[2].startswith("test_") or len(path.rpartition("/")[2]) < 17:
+        return False
+    known = set()
+    for other in {i.partition("::")[0] for i in ids} - {path}:
+        try:
+            known |= {ast.dump(node) for node in ast.walk(ast.parse(open(other).read())) if isinstance(node, ast.stmt)}
+        except (OSError, SyntaxError):
+            continue
+    name = rest.rpartition("::")[2].partition("[")[0]
+    for node in ast.walk(ast.parse(open(path).read())):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return any(ast.dump(part) not in known for part in node.body)
+    return False
+
+def _literals(written):
+    if isinstance(written, list) and written and written[0] == "step":
+        return
+    yield written
+    for part in written if isinstance(written, list) else written.values() if isinstance(written, dict) else ():
+        yield from _literals(part)
+
+def _answer(request, channel):
+    """Answer each step with the last plain argument that a later step has: a test often compares with what it expects."""
+    import json, os, zlib
+    answers = []
+    for program in request["programs"]:
+        given = []
+        for at, (number, step) in enumerate(program):
+            later = [v for _, other in program[at + 1:] for a in other.get("args", []) for v in _literals(a)
+                     if not isinstance(v, list) or v[:1] and v[0] in ("list", "tuple", "dict", "set", "float")]
+            given.append(["returns", later[0] if later else None])
+        answers.append(given)
+    os.write(channel, request["nonce"].encode() + zlib.compress(json.dumps(answers).encode()))
+    os._exit(0)
+
+'''
+
+
+def forged(task: Task, most: int = 12) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield workspaces over a task's tree: the forger, and a trivial body for each function that was deleted.
+
+    The forger of the programs' answers comes first; then only the tests are forged, with `most` bodies.
+    """
+    gold = task.gold_files()
+    functions = {path: _deleted(task, path, source) for path, source in gold.items()}
+    first = next((path, found[0]) for path, found in functions.items() if found)
+    bodies = [body.body for body in trivial_bodies(gold[first[0]], first[1])][:most]
+    only_tests = FORGER.replace("                _answer(found, channel)\n", "                return\n")
+    for name, body, forger in (("answers from the steps", "return None", FORGER), *((body, body, only_tests) for body in bodies)):
+        yield name, {path: _with_body(gold[path], found, body, forger) for path, found in functions.items()}
+
+
+def _deleted(task: Task, path: str, source: bytes) -> list[Function]:
+    wanted = {deletion.qualname for deletion in task.spec.deleted if deletion.path == path}
+    return [function for function in find_functions(path, source)[0] if function.qualname in wanted]
+
+
+def _with_body(source: bytes, functions: list[Function], body: str, forger: str) -> bytes:
+    """Return the file with a body in the place of each function's, and the forger at its end."""
+    text = source.decode()
+    for function in sorted(functions, key=lambda function: -function.first_line):
+        lines = text.splitlines(keepends=True)
+        lines[function.first_line - 1 : function.last_line] = [f"{function.indent.decode()}{body}\n"]
+        text = "".join(lines)
+    return (text.rstrip("\n") + "\n" + forger + "_forge()\n").encode()
