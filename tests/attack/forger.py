@@ -51,13 +51,13 @@ def _must_fail(path, rest, ids):
     known = set()
     for other in {i.partition("::")[0] for i in ids} - {path}:
         try:
-            known |= {ast.dump(node) for node in ast.walk(ast.parse(open(other).read())) if isinstance(node, ast.stmt)}
+            known |= {ast.dump(node) for node in ast.walk(ast.parse(open(other).read())) if isinstance(node, (ast.stmt, ast.expr))}
         except (OSError, SyntaxError):
             continue
     name = rest.rpartition("::")[2].partition("[")[0]
     for node in ast.walk(ast.parse(open(path).read())):
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            return any(ast.dump(part) not in known for part in node.body)
+            return any(ast.dump(part) not in known for part in (*node.body, *node.decorator_list))
     return False
 
 def _literals(written):

@@ -1,1 +1,1 @@
-"""Grade a workspace: submission, tests, held-out calls and anti-tests."""
+"""Grade a workspace: submission, tests, held-out programs and anti-tests."""

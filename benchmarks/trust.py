@@ -1,0 +1,166 @@
+"""What rewards rest on, package by package: the share of candidate tasks with out-of-process evidence, and what attacks and
+honest work get on them.
+
+Each package is built twice with the same options: with this code, and with that of `--before COMMIT`, whose CPU-seconds a task
+are the yardstick. Then, by the real grader: the universal forger (`tests/attack/forger.py`) with 12 bodies of one line and once
+with answers from the steps, on every task that is not forgeable; the gold code of each; and honest variants of the gold code of
+the first tasks. CPU time is that of everything (`tasks.clock`). Figures are kept in `--write`, and a package that is there
+already is not measured again. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from honest_variants import honest_variants
+from measuring import emit
+from tasks import Clock, build, clock
+
+from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox.grading.grade import grade
+from composer_replication.tasks import BuildOptions, Task, load_tasks
+from composer_replication.types.errors import ComposerError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "attack"))
+from forger import forged
+
+PACKAGES = (
+    "ordered-set==4.1.0",
+    "tabulate==0.9.0",
+    "wcwidth==0.2.13",
+    "jmespath==1.0.1",
+    "python-slugify==8.0.4",
+    "webcolors==24.11.1",
+    "isodate==0.7.2",
+    "pathspec==0.12.1",
+    "natsort==8.4.0",
+    "cachetools==6.2.1",
+)
+"""None of them was looked at while the checks were made, but ordered-set and cachetools, which the review attacked."""
+AIM_SHARE, AIM_CPU = 0.8, 2.0
+_WITH_VARIANTS = 3
+"""Tasks of a package whose gold code is written in other ways."""
+_BEFORE = """
+import sys
+from pathlib import Path
+from composer_replication.tasks import BuildOptions, build_tasks
+report = build_tasks(sys.argv[1], Path(sys.argv[2]), BuildOptions(python=Path(sys.argv[3]), jobs=1))
+print(len(report.tasks))
+"""
+
+
+def reward(task: Task, workspace: Mapping[str, bytes], python: Path) -> tuple[float, tuple[str, ...]]:
+    report = grade(task.spec, task.repo, workspace, sandbox=open_sandbox(), python=python)
+    if not isinstance(report.reward, float):
+        raise SystemExit(f"{task.spec.task_id} was not scored: {report.reward.reason}")
+    return report.reward, report.alarms
+
+
+def attacked(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
+    """Try the forger on every task."""
+    rewarded, tried = [], 0
+    for task in tasks:
+        for name, workspace in forged(task):
+            tried += 1
+            if reward(task, workspace, python)[0] == 1.0:
+                rewarded.append(f"{task.spec.task_id}: {name}")
+    return {"forgeries": tried, "rewarded": rewarded}
+
+
+def honest(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
+    """Grade the gold code of every task, and other ways to write that of the first."""
+    refused, alarms, variants = [], [], 0
+    for number, task in enumerate(tasks):
+        written = [("gold", task.gold_files()), *(honest_variants(task) if number < _WITH_VARIANTS else ())]
+        variants += len(written) - 1
+        for name, workspace in written:
+            got, raised = reward(task, workspace, python)
+            refused += [] if got == 1.0 else [f"{task.spec.task_id}: {name}"]
+            alarms += [f"{task.spec.task_id}: {name}: {alarm}" for alarm in raised]
+    return {"gold": len(tasks), "variants": variants, "refused": refused, "alarms": alarms}
+
+
+def before(source: str, out: Path, python: Path, checkout: Path, now: Clock) -> float:
+    """CPU-seconds a task of the same build with the code of another commit."""
+    start = now()
+    command = [sys.executable, "-c", _BEFORE, source, str(out), str(python)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(checkout)}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the code of --before cannot build {source}: {done.stderr[-500:]}")
+    return (now() - start) / max(1, int(done.stdout.split()[-1]))
+
+
+def measure(package: str, folder: Path, checkout: Path | None, now: Clock) -> dict[str, Any]:
+    source, out = f"pypi:{package}", folder / package.partition("==")[0]
+    options = BuildOptions(install=True, forgeable=True, jobs=1)
+    report, once_s, cpu_s = build(source, out, options, now)
+    tasks = load_tasks(out) if report.tasks else []
+    strong = [task for task in tasks if not task.spec.forgeable]
+    python = Path(report.python)
+    weak = Counter(task.spec.hidden.weakness.partition(":")[0] for task in tasks if task.spec.forgeable)
+    bodies = [task.spec.hidden.weakness for task in tasks if task.spec.hidden.weakness.startswith("a trivial body")]
+    result: dict[str, Any] = {
+        "tasks": len(tasks),
+        "strong": len(strong),
+        "share": round(len(strong) / max(1, len(tasks)), 3),
+        "weak": dict(weak.most_common()),
+        "cheapest_passing_programs": [body.partition(": ")[2] for body in bodies],
+        "programs_per_task": statistics.median([len(task.spec.hidden.programs) for task in strong] or [0]),
+        "cpu_s_per_task": round((once_s + cpu_s) / max(1, len(tasks)), 2),
+    }
+    if checkout is not None:
+        result["cpu_s_per_task_before"] = round(before(source, folder / f"{out.name}-before", python, checkout, now), 2)
+        result["cpu_ratio"] = round(result["cpu_s_per_task"] / result["cpu_s_per_task_before"], 2)
+    return {**result, **attacked(strong, python), **{f"honest_{k}": v for k, v in honest(strong, python).items()}}
+
+
+def summary(results: Mapping[str, Any]) -> dict[str, Any]:
+    found = [result for result in results.values() if "error" not in result]
+    shares, ratios = ([result[key] for result in found if key in result] for key in ("share", "cpu_ratio"))
+    totals = {key: sum(result[key] for result in found) for key in ("tasks", "strong", "forgeries", "honest_variants")}
+    lists = {key: sum(len(result[key]) for result in found) for key in ("rewarded", "honest_refused", "honest_alarms")}
+    share = statistics.median(shares or [0.0])
+    ratio = statistics.median(ratios) if ratios else None
+    held = not lists["rewarded"] and not lists["honest_refused"] and not lists["honest_alarms"]
+    passed = held and share >= AIM_SHARE and (ratio is None or ratio <= AIM_CPU)
+    return {"packages": len(found), "median_share": share, "median_cpu_ratio": ratio, **totals, **lists, "passed": passed}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--before", type=Path, help="checkout of the code whose CPU-seconds a task are the yardstick")
+    parser.add_argument("--write", type=Path, help="keep the figures of each package in this file")
+    parser.add_argument("--work", type=Path, help="keep the builds here, so that an interrupted measurement goes on")
+    parser.add_argument("packages", nargs="*", default=PACKAGES, metavar="NAME==VERSION")
+    arguments = parser.parse_args()
+    known: dict[str, Any] = {}
+    if arguments.write and arguments.write.exists():
+        known = json.loads(arguments.write.read_text("utf-8"))
+    folder = arguments.work or Path(tempfile.mkdtemp(prefix="bench-trust-"))
+    with clock() as now:
+        for package in arguments.packages:
+            if package in known:
+                continue
+            try:
+                known[package] = measure(package, folder, arguments.before, now)
+            except ComposerError as error:
+                known[package] = {"error": str(error)}
+            print(package, json.dumps(known[package], indent=1), flush=True)
+            if arguments.write:
+                arguments.write.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")
+    emit("trust", **summary({package: known[package] for package in arguments.packages if package in known}))
+
+
+if __name__ == "__main__":
+    main()
