@@ -51,7 +51,8 @@ def _must_fail(path, rest, ids):
     known = set()
     for other in {i.partition("::")[0] for i in ids} - {path}:
         try:
-            known |= {ast.dump(node) for node in ast.walk(ast.parse(open(other).read())) if isinstance(node, (ast.stmt, ast.expr))}
+            walked = ast.walk(ast.parse(open(other).read()))
+            known |= {ast.dump(node) for node in walked if isinstance(node, (ast.stmt, ast.expr))}
         except (OSError, SyntaxError):
             continue
     name = rest.rpartition("::")[2].partition("[")[0]

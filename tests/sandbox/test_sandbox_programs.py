@@ -311,14 +311,20 @@ def test_trivial_bodies_are_told_apart_and_the_gold_code_is_not(recorded, runner
     numbers = [number for number, seen in enumerate(found) if ["stack.py", "Stack.push"] in seen["entered"]]
     body = PROJECT.replace("        self._items.append(self.key(item))\n        return self\n", "        return self\n")
     broken = PROJECT + "\nraise ImportError('gone')\n"
-    hangs = PROJECT + "\nwhile True: pass\n"
-    trials = [BodyTrial(path="stack.py", text=text, numbers=numbers, most=99) for text in (None, body, broken)]
-    gold, pushed, gone = try_bodies(runner, Tree(base=root), steps, expected, trials)
-    assert gold == []
+    runs_at_import = PROJECT + "\nStack().push(1)\n"
+    trials = [
+        BodyTrial(path="stack.py", qualname=name, text=text, numbers=numbers, most=99)
+        for name, text in (("Stack.push", None), ("Stack.push", body), ("absent", broken), ("Stack.push", None))
+    ]
+    gold, pushed, gone, again = try_bodies(runner, Tree(base=root), steps, expected, trials)
+    assert gold == again == []
     assert pushed
     assert set(pushed) <= set(numbers)
     assert gone == numbers
-    assert hangs.endswith("pass\n")
+    tree = Tree(base=root, changes={"stack.py": runs_at_import.encode()})
+    changed = body + "\nStack().push(1)\n"
+    trial = BodyTrial(path="stack.py", qualname="Stack.push", text=changed, numbers=numbers, most=99)
+    assert try_bodies(runner, tree, steps, expected, [trial]) == [pushed]
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from composer_replication.languages.python.functions import Function, split_lines
 from composer_replication.types.syntax import parse_module
 
+STUB = "raise NotImplementedError"
+"""The body that stands in a task's tree."""
 _BODIES = (
-    "return None", "return 0", "return 1", "return -1", "return ''", "return []", "return {}", "return ()", "return set()",
-    "return False", "return True", "return iter(())", "return FIRST", "return SECOND", "return LAST", "return str(LAST)",
-    "return len(LAST)", "return list(LAST)", "raise KeyError", "raise ValueError", "raise TypeError", "raise IndexError",
-    "raise AttributeError", "raise StopIteration", "raise NotImplementedError",
+    "return None", "return 0", "return 1", "return ''", "return []", "return {}", "return ()", "return False", "return True",
+    "return iter(())", "return FIRST", "return SECOND", "return LAST", "raise KeyError", "raise ValueError", "raise TypeError",
+    "raise IndexError", STUB,
     "return type('Any', (), {'__eq__': lambda a, b: True, '__hash__': lambda a: 0, '__bool__': lambda a: True})()",
     "return __import__('unittest.mock').mock.MagicMock()",
 )  # fmt: skip

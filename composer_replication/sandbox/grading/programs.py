@@ -68,6 +68,8 @@ class BodyTrial:
     """A changed source file, and the programs that it is tried on, by number, in order."""
 
     path: str
+    qualname: str
+    """The function whose body is another one."""
     text: str | None
     """The file's text; None is the gold code itself."""
     numbers: Sequence[int]
@@ -84,7 +86,7 @@ def try_bodies(
     """
     orders = [
         {
-            "body": None if trial.text is None else {"path": trial.path, "text": trial.text},
+            "body": None if trial.text is None else {"path": trial.path, "qualname": trial.qualname, "text": trial.text},
             "numbers": list(trial.numbers),
             "most": trial.most,
             "expected": {number: expected[number] for number in trial.numbers},

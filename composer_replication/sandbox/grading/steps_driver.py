@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import gc
 import importlib
 import importlib.machinery
 import itertools
@@ -24,7 +25,7 @@ import types
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FrameType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -251,13 +252,75 @@ def replace_source(path: str, text: str) -> None:
     importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]
 
 
-def try_body(body: dict[str, str] | None, order: dict[str, Any], programs: Sequence[Program]) -> list[int]:
-    """Return the numbers of the first `most` programs, in the order of `order["numbers"]`, that tell a changed source from the
-    gold code: all of them for one that cannot be imported. `body` None is the gold code itself."""
-    if body is not None:
-        forget_tree()
-        replace_source(body["path"], body["text"])
+def code_named(code: CodeType, qualname: str) -> CodeType | None:
+    """Return the code of a function from that of its module."""
+    if code.co_qualname == qualname:
+        return code
+    inner = (code_named(constant, qualname) for constant in code.co_consts if isinstance(constant, CodeType))
+    return next((found for found in inner if found is not None), None)
+
+
+class Bodies:
+    """Puts other bodies in the place of functions' own: in the functions themselves, where that is the same as a changed file."""
+
+    def __init__(self) -> None:
+        self.run_at_import: set[CodeType] = set()
+        self.functions: dict[tuple[str, str], list[FunctionType]] = {}
+
+    def profile(self, frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call":
+            self.run_at_import.add(frame.f_code)
+
+    def import_modules(self, programs: Sequence[Program]) -> None:
+        """Import what programs name, and note what runs meanwhile."""
+        sys.setprofile(self.profile)
+        try:
+            import_modules(programs)
+        finally:
+            sys.setprofile(None)
+
+    def find(self, path: str, qualname: str) -> list[FunctionType]:
+        """Return the functions of that name; none where one of them ran when its module was imported."""
+        key = (os.path.join(os.getcwd(), path), qualname)
+        if key not in self.functions:
+            every = [found for found in gc.get_objects() if isinstance(found, FunctionType)]
+            found = [f for f in every if (f.__code__.co_filename, f.__code__.co_qualname) == key]
+            self.functions[key] = [] if any(f.__code__ in self.run_at_import for f in found) else found
+        return self.functions[key]
+
+    def try_one(self, order: dict[str, Any], programs: Sequence[Program]) -> list[int] | None:
+        """Return the numbers of the first `most` programs, in the order of `order["numbers"]`, that tell a body from the gold
+        code: all of them where its module cannot be imported, None when that does not end."""
+        body = order["body"]
+        if body is None:
+            return biting(order, programs)
+        functions = self.find(body["path"], body["qualname"])
+        try:
+            new = code_named(compile(body["text"], os.path.join(os.getcwd(), body["path"]), "exec"), body["qualname"])
+        except SyntaxError:
+            return list(order["numbers"])
+        before = [function.__code__ for function in functions]
+        if not functions or new is None or any(len(old.co_freevars) != len(new.co_freevars) for old in before):
+            return in_fork(partial(try_file, body, order, programs), cpu_s=60.0, wall_s=60.0)  # type: ignore[no-any-return]
+        try:
+            for function in functions:
+                function.__code__ = new
+            return biting(order, programs)
+        finally:
+            for function, old in zip(functions, before, strict=True):
+                function.__code__ = old
+
+
+def try_file(body: dict[str, str], order: dict[str, Any], programs: Sequence[Program]) -> list[int]:
+    """Do `Bodies.try_one` with a changed file."""
+    forget_tree()
+    replace_source(body["path"], body["text"])
     import_modules([programs[number] for number in order["numbers"]])
+    return biting(order, programs)
+
+
+def biting(order: dict[str, Any], programs: Sequence[Program]) -> list[int]:
+    """Return the numbers of the first `most` programs that do not answer as expected."""
     found: list[int] = []
     for number in order["numbers"]:
         answers = in_fork(partial(run, programs[number]), cpu_s=order["cpu_s"], wall_s=order["wall_s"])
@@ -272,13 +335,14 @@ def answer(request: dict[str, Any]) -> list[Any]:
     """Carry out a request: run `programs`, or try each of `bodies` on them."""
     programs = request["programs"]
     limits = {"cpu_s": request["cpu_s"], "wall_s": request["wall_s"]}
+    bodies = Bodies()
+    if request["mode"] == "bodies":
+        bodies.import_modules(programs)
+        return [bodies.try_one(order, programs) for order in request["orders"]]
     import_modules(programs)
     if request["mode"] == "run":
         return [in_fork(partial(run, program), **limits) for program in programs]
-    if request["mode"] in ("enter", "lines"):
-        lines = request["mode"] == "lines"
-        return [in_fork(partial(examine, program, lines=lines), **limits) for program in programs]
-    return [in_fork(partial(try_body, order["body"], order, programs), cpu_s=60.0, wall_s=60.0) for order in request["orders"]]
+    return [in_fork(partial(examine, program, lines=request["mode"] == "lines"), **limits) for program in programs]
 
 
 def main() -> None:

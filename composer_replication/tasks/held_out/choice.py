@@ -12,17 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from composer_replication.languages.python.functions import Function
-from composer_replication.languages.python.trivial import trivial_bodies
+from composer_replication.languages.python.trivial import STUB, trivial_bodies
 from composer_replication.sandbox.grading.programs import BodyTrial, try_bodies, wrong_programs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks.held_out.book import HiddenBook, ObservedProgram
 from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
 
-_POOL = 24
+_POOL = 16
 """Programs that a body is tried on, per function."""
-_BITES = 2
-"""Programs that have to tell a body from the gold code before the next body is tried."""
+_BITES = 1
+"""Programs that have to tell a body from the gold code before the next body is tried. Each body begins at another program."""
 _FEWEST, _FEWEST_ANSWERS = 4, 2
 """Programs of a function, and different lists of answers among them, below which the programs are no evidence."""
 _PER_FUNCTION, _ANTI_PER_TASK = 8, 6
@@ -68,7 +68,9 @@ def choose_checks(
     trials = [replace(trial, numbers=[place[number] for number in trial.numbers]) for group in groups for trial in group.trials]
     steps = [book.programs[number].steps for number in numbers]
     expected = [book.programs[number].expected for number in numbers]
-    answers = (try_bodies(runner, gold, steps, expected, trials) if steps else None) or [[] for _ in trials]
+    answers = try_bodies(runner, gold, steps, expected, trials) if steps else []
+    if answers is None:
+        return HeldOutChecks(anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness="trivial bodies could not be tried in time")
     found = iter([[numbers[at] for at in wrong] for wrong in answers])
     chosen: list[HeldOutProgram] = []
     weakness = ""
@@ -88,11 +90,13 @@ def _trials_of(function: Function, programs: Sequence[ObservedProgram], source: 
     halves = [[n for n in running if programs[n].seen is seen][: _POOL // 2] for seen in (False, True)]
     pool = [number for turn in _in_turns(halves) for number in turn]
     bodies = trivial_bodies(source, function) if pool else []
-    trials = [BodyTrial(path=function.path, text=None, numbers=pool, most=len(pool))] if pool else []
+    place = {"path": function.path, "qualname": function.qualname}
+    trials = [BodyTrial(**place, text=None, numbers=pool, most=len(pool))] if pool else []
     for number, body in enumerate(bodies):
         start = 2 * number % len(pool)
         order = pool[start:] + pool[:start]
-        trials.append(BodyTrial(path=function.path, text=body.source, numbers=order, most=_BITES))
+        most = _PER_FUNCTION if body.body == STUB else _BITES
+        trials.append(BodyTrial(**place, text=body.source, numbers=order, most=most))
     return _Trials(function=function, pool=pool, bodies=[body.body for body in bodies], trials=trials)
 
 
