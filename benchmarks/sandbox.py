@@ -20,7 +20,6 @@ from pathlib import Path
 from measuring import Samples, emit, interleave, ratio
 
 from composer_replication.sandbox import Command, Ending, ExecResult, Installation, Isolation, Sandbox, Tree, open_sandbox
-from composer_replication.sandbox.backends.bubblewrap import SYSTEM_FOLDERS
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.sandbox.opening import available
@@ -55,7 +54,7 @@ class ColdBubblewrap:
         box = ["bwrap", "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
         box += ["--die-with-parent", "--new-session", "--clearenv", "--ro-bind", "/usr", "/usr"]
         box += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-        for name in SYSTEM_FOLDERS:
+        for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             if os.path.islink(f"/{name}"):
                 box += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
         for path in installation_of(command.python).binds:

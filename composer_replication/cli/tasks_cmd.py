@@ -36,6 +36,7 @@ _STAGES = {
     "fetching": "fetching the source",
     "installing": "installing its dependencies",
     "testing": "running its tests, twice",
+    "searching": "searching what sandboxes can read for copies of its code",
     "validating": "validating",
 }
 _MOST_REASONS = 12

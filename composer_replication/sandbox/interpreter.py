@@ -10,7 +10,9 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from composer_replication.sandbox.backends.system import interpreter_patterns, is_shared_prefix, system_view
 from composer_replication.sandbox.protocol import Installation
 from composer_replication.types.errors import SandboxError, TaskError
 
@@ -80,11 +82,7 @@ def _installation_of(python: str) -> Installation:
         facts = json.loads(answer.stdout.rstrip().rpartition(b"\n")[2])  # a wrapper may have printed something before
     except ValueError as error:
         raise _no_interpreter(python, "it does not run the program it is given") from error
-    wanted = [*facts["prefixes"], *facts["libraries"], *_link_hops(python)]
-    binds: list[str] = []
-    for path in sorted({p for w in wanted for p in (os.path.normpath(w), os.path.realpath(w))}, key=len):
-        if path != "/" and os.path.exists(path) and not any(_is_below(path, seen) for seen in ("/usr", *binds)):
-            binds.append(path)
+    binds = _folders_of(facts, python)
     ours = Path(__file__).resolve().parents[1]
     holders = {*facts["search"], *facts["libraries"], *facts["prefixes"], str(ours.parent)}
     hidden = {f"{holder}/{name}" for holder in holders for name in _HIDDEN_PACKAGES}
@@ -92,12 +90,32 @@ def _installation_of(python: str) -> Installation:
     candidates = {path for folder in hidden for path in (folder, os.path.realpath(folder))}
     masks = sorted(p for p in candidates if os.path.isdir(p) and any(_is_below(p, seen) for seen in ("/usr", *binds)))
     return Installation(
-        binds=tuple(binds),
+        binds=binds,
         masks=tuple(masks),
         pytest_plugins=tuple((name, module) for name, module in facts["plugins"]),
         version=(facts["version"][0], facts["version"][1]),
         modules=frozenset(facts["modules"]),
     )
+
+
+def _folders_of(facts: dict[str, Any], python: str) -> tuple[str, ...]:
+    """Return what sandboxes have to show of an interpreter's installation besides the system's files.
+
+    Of a prefix that it shares with other software this is only what is its own.
+    """
+    wanted = {*facts["libraries"]}
+    for prefix in {*facts["prefixes"], *_link_hops(python)}:
+        if is_shared_prefix(prefix):
+            own = [path for pattern in interpreter_patterns(prefix) for path in glob.glob(pattern)]
+            wanted |= {*own, *(path for path in facts["search"] if _is_below(path, prefix))}
+        else:
+            wanted.add(prefix)
+    binds: list[str] = []
+    for path in sorted({p for w in wanted for p in (os.path.normpath(w), os.path.realpath(w))}, key=len):
+        shown = (*system_view().paths, *binds)
+        if path != "/" and os.path.exists(path) and not any(_is_below(path, seen) for seen in shown):
+            binds.append(path)
+    return tuple(binds)
 
 
 def _no_interpreter(python: str, why: str) -> TaskError:

@@ -213,7 +213,7 @@ def _full(kind: str, cgroups: Cgroups | None, program: str = "") -> Setup:
     isolation = Isolation(
         name=kind,
         network="no network",
-        files="no host files but /usr and the interpreter, read-only",
+        files="no host files but system programs, their libraries and the interpreter, read-only",
         user=f"uid {BOX_UID}, no capabilities",
         limits=f"{counted}, rlimits, sized tmpfs",
         missing=tuple(missing),
@@ -258,7 +258,7 @@ def _landlock(cgroups: Cgroups | None) -> Setup:
     isolation = Isolation(
         name="landlock",
         network="no sockets (seccomp)",
-        files=f"reads /usr and the interpreter, writes its own copy (Landlock ABI {abi})",
+        files=f"reads system programs, their libraries and the interpreter, writes its own copy (Landlock ABI {abi})",
         user=user,
         limits="rlimits" if cgroups is None else f"{cgroups.description}, rlimits",
         missing=tuple(missing),

@@ -124,8 +124,8 @@ class Installation:
     """An interpreter's place on the machine where sandboxes run."""
 
     binds: tuple[str, ...]
-    """Folders of this machine outside /usr that sandboxes see read-only: prefix, base prefix, and folders that links to it pass
-    through."""
+    """Folders and files of this machine that sandboxes see read-only besides the system's: prefix, base prefix, and folders that
+    links to it pass through."""
     masks: tuple[str, ...]
     """Folders in them and in /usr to be shown empty: this package, and packages of other interpreters."""
     pytest_plugins: tuple[tuple[str, str], ...]

@@ -29,7 +29,7 @@ class BoxRequest:
     argv: list[str]
     env: dict[str, str]
     binds: list[str]
-    """Absolute paths visible read-only besides /usr: the interpreter's installation."""
+    """Absolute paths visible read-only besides the system's: the interpreter's installation."""
     masks: list[str]
     """Folders below them that must look empty."""
     scratch: str

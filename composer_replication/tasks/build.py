@@ -27,6 +27,7 @@ from composer_replication.tasks.files import foreign_state, storage_errors, writ
 from composer_replication.tasks.held_out.book import HIDDEN_BOOK, HiddenBook, make_hidden_book
 from composer_replication.tasks.proofs.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
 from composer_replication.tasks.proofs.bytecode import compile_tree
+from composer_replication.tasks.proofs.copies import find_copies
 from composer_replication.tasks.proofs.leak import INSTALLED, VENDORED, LeakScanner, copies_of
 from composer_replication.tasks.proofs.validate import Validator, slug_of
 from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, Progress
@@ -96,7 +97,8 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         HIDDEN_BOOK.validate_python,
         partial(HIDDEN_BOOK.dump_python, mode="json"),
     )
-    validator = _validator(fetched, layout, baseline, hidden, benchmarks, credentials, runner, state, options)
+    tell(BuildEvent("searching"))
+    validator = _validator(fetched, layout, baseline, hidden, benchmarks, credentials, runner, state, options, functions)
     deadline = None if options.budget_s is None else start + options.budget_s
     run = Decider(out, state, validator=validator, candidates=candidates, options=options, tell=tell, deadline=deadline)
     stopped = run.decide_all()
@@ -138,9 +140,11 @@ def _validator(
     runner: CodeRunner,
     state: Path,
     options: BuildOptions,
+    functions: list[Function],
 ) -> Validator:
-    """Make the validator: everything is read, hashed and compiled once."""
+    """Make the validator: everything is read, hashed, compiled and searched for once."""
     tree = source.tree
+    files = {path: (tree / path).read_bytes() for path in layout.sources}
     return Validator(
         source=source,
         layout=layout,
@@ -148,13 +152,14 @@ def _validator(
         baseline=baseline,
         hidden=hidden,
         compiled=compile_tree(runner, tree, state / "compiled", layout=layout),
-        files={path: (tree / path).read_bytes() for path in layout.sources},
+        files=files,
         digests=digests_of(tree),
         docs=docs_of(tree),
         licence=licence_of(tree),
         benchmarks=benchmarks,
         credentials=credentials,
         scanner=LeakScanner(tree),
+        copies=find_copies(runner.sandbox, runner.python, files, [function.key for function in functions]),
         runner=replace(runner, limits=_limits(options.task_timeout_s)),
         staging=state / "staged",
     )

@@ -110,7 +110,7 @@ class BuildEvent:
     """Progress: a stage began or moved on."""
 
     stage: str
-    """`fetching`, `installing`, `testing`, `validating`."""
+    """`fetching`, `installing`, `testing`, `searching`, `validating`."""
     done: int = 0
     total: int = 0
     """Candidates decided and in all; 0 where the stage has no parts. Fewer are needed when `wanted` tasks come first."""

@@ -247,7 +247,7 @@ def test_the_baseline_is_told(mixed: Built) -> None:
     assert mixed.report.tests_flaky == 1
     assert mixed.report.failing == ("tests/test_basket.py::test_broken: assert 1 == 2",)
     assert not any("test_broken" in i or "differs" in i for t in mixed.tasks.values() for i in t.spec.pass_to_pass)
-    assert [event.stage for event in mixed.events][:3] == ["fetching", "testing", "validating"]
+    assert [event.stage for event in mixed.events][:3] == ["fetching", "testing", "searching"]
     last = mixed.events[-1]
     assert (last.done, last.total, last.tasks) == (last.total, mixed.report.candidates, len(mixed.report.tasks))
     recorded = json.loads((mixed.out / "build.json").read_text())

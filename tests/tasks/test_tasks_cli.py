@@ -52,7 +52,9 @@ def test_build_prints_tasks_reasons_and_the_isolation(built: tuple[subprocess.Co
     assert "body on the line of its signature or docstring   1" in done.stdout
     assert "1 tasks from 1 of 1 candidates" in done.stdout
     assert json.loads((out / "build.json").read_text())["isolation"] in done.stdout
-    assert done.stderr.splitlines() == ["fetching the source", "running its tests, twice", "validating"]
+    *before, search, last = done.stderr.splitlines()
+    assert (before, last) == (["fetching the source", "running its tests, twice"], "validating")
+    assert search == "searching what sandboxes can read for copies of its code"
 
 
 def test_a_build_inside_its_repository_is_no_part_of_it(write_project: WriteProject) -> None:

@@ -9,11 +9,11 @@ from composer_replication.sandbox.backends.namespaces import (
     BOX_UID,
     ETC_FILES,
     KEY_LIST,
-    SYSTEM_FOLDERS,
     enter_user_namespace,
 )
 from composer_replication.sandbox.backends.stage import Stage, mount_stage
 from composer_replication.sandbox.backends.supervisor import Started, fork_command, open_cgroups, raised
+from composer_replication.sandbox.backends.system import system_view
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
 
@@ -46,17 +46,16 @@ def _arguments(stage: Stage, request: BoxRequest) -> list[str]:
     for folder in (tmp, empty, etc):
         os.mkdir(folder)
     argv = ["--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(BOX_UID), "--gid", str(BOX_UID)]
-    argv += ["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv", "--ro-bind", "/usr", "/usr"]
-    for name in SYSTEM_FOLDERS:
-        if os.path.islink(f"/{name}"):
-            argv += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
-        elif os.path.isdir(f"/{name}"):
-            argv += ["--ro-bind", f"/{name}", f"/{name}"]
+    argv += ["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv"]
+    view = system_view()
+    for path in view.paths:
+        argv += ["--ro-bind", path, path]
+    for link, to in view.links:
+        argv += ["--symlink", to, link]
     for name, content in ETC_FILES.items():
         with open(f"{etc}/{name}", "w", encoding="ascii") as file:
             file.write(content)
         argv += ["--ro-bind", f"{etc}/{name}", f"/etc/{name}"]
-    argv += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
     for name in ("proc", "dev"):
         argv += [f"--{name}", f"/{name}", "--remount-ro", f"/{name}"]
     if os.path.exists(KEY_LIST):

@@ -197,8 +197,12 @@ def _options(command: Command, name: str, disk: Disk, request_bytes: int) -> lis
 
 
 def _mounts(installed: Installation) -> list[str]:
-    """Return values of `--mount`, which are lines of CSV: the interpreter's installation, with this package's folder hidden."""
-    lines = [("type=bind", f"source={path}", f"target={path}", "readonly") for path in installed.binds]
+    """Return values of `--mount`, which are lines of CSV: the interpreter's installation, with this package's folder hidden.
+
+    What is below /usr is the image's.
+    """
+    binds = [path for path in installed.binds if not path.startswith("/usr/")]
+    lines = [("type=bind", f"source={path}", f"target={path}", "readonly") for path in binds]
     lines += [("type=tmpfs", f"target={path}", "tmpfs-size=4096", "tmpfs-mode=0555") for path in installed.masks]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)

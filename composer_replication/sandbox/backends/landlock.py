@@ -16,6 +16,7 @@ from functools import cache
 from composer_replication.sandbox.backends import linux, seccomp
 from composer_replication.sandbox.backends.supervisor import Started
 from composer_replication.sandbox.backends.syscalls import METADATA, SHARED_MEMORY
+from composer_replication.sandbox.backends.system import system_view
 from composer_replication.sandbox.backends.unsafe import start_in_copy
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
@@ -26,7 +27,6 @@ _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | 1 << 15
 _FS_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 """First ABI version -> all file rights it knows: refer came with 2, truncate with 3, device ioctls with 5."""
 _NET_TCP, _SCOPE_ABSTRACT_UNIX_AND_SIGNALS = 3, 3
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache", "/etc/alternatives")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 _REFUSED = dict.fromkeys(("socket", *SHARED_MEMORY), errno.EPERM)
@@ -85,7 +85,7 @@ def _ruleset(request: BoxRequest, box: str) -> int:
     ruleset = linux.syscall("landlock_create_ruleset", attributes, len(attributes), 0)
     _allow(ruleset, handled, [f"{box}/repo", f"{box}/tmp"])
     _allow(ruleset, handled & (_READ_FILE | _WRITE_FILE), _DEVICES)
-    for path in (*_SYSTEM, *request.binds, f"/proc/{os.getpid()}"):
+    for path in (*system_view().paths, *request.binds, f"/proc/{os.getpid()}"):
         _allow_but(ruleset, handled & _READ, path, request.masks)
     return ruleset
 

@@ -21,7 +21,7 @@ import types
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from composer_replication.sandbox.backends import bubblewrap, landlock, linux, namespaces, seccomp, unsafe
+from composer_replication.sandbox.backends import bubblewrap, landlock, linux, namespaces, seccomp, system, unsafe
 from composer_replication.sandbox.backends.cgroup import Cgroups, UsageMeter
 from composer_replication.sandbox.backends.supervisor import (
     SETUP_ERRORS,
@@ -101,9 +101,13 @@ def main(
 
 
 def _prepare_seal() -> None:
-    """Do once what no sandbox has to repeat: compile the filters of system calls, and leave the host's session keyring, so that a
-    sandbox that gets none of its own, for lack of quota, has nothing of the host's either."""
+    """Do once what no sandbox has to repeat: look up what it shows of the system, compile the filters of system calls, and leave
+    the host's session keyring.
+
+    So a sandbox that gets no keyring of its own, for lack of quota, has nothing of the host's either.
+    """
     with contextlib.suppress(OSError):  # each sandbox says why it cannot be sealed
+        system.system_view()
         linux.join_session_keyring()
         seccomp.box_filter()
         for metadata in (False, True):

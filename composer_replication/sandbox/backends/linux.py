@@ -94,6 +94,17 @@ def bind(source: str, target: str) -> None:
         os.close(tree)
 
 
+def protect_below(top: str) -> None:
+    """Make every mount below the mount `top` read-only and without set-uid; `top` itself stays writable."""
+    _set_attributes(top, _AT_RECURSIVE, _MountAttr(attr_set=MS_RDONLY | MS_NOSUID))
+    _set_attributes(top, 0, _MountAttr(attr_clr=MS_RDONLY))
+
+
+def _set_attributes(target: str, flags: int, attributes: _MountAttr) -> None:
+    size = ctypes.sizeof(attributes)
+    syscall("mount_setattr", _AT_FDCWD, os.fsencode(target), flags, ctypes.byref(attributes), size, about=target)
+
+
 def umount(target: str, flags: int = 0) -> None:
     """Call umount2(2)."""
     _check(_libc.umount2(os.fsencode(target), ctypes.c_int(flags)), f"umount {target}")

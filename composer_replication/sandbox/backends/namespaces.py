@@ -6,6 +6,7 @@ uid 65534 in a second user namespace inside the first, so it owns the tree's fil
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Sequence
@@ -26,11 +27,10 @@ from composer_replication.sandbox.backends.supervisor import (
     receive_fds,
     send_fds,
 )
+from composer_replication.sandbox.backends.system import system_view
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
 BOX_UID = 65534
-SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-"""Top-level folders besides /usr that a program may be linked against: symbolic links into /usr, or separate folders."""
 KEY_LIST = "/proc/keys"
 """Names the keys of the user, also those made outside the sandbox, and is hidden for that."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -124,13 +124,12 @@ def _build_root(stage: Stage) -> None:
     """Fill the root; what is mounted in it from then on also appears in the namespace of `_enter_root`."""
     root = stage.root
     linux.mount(root, root, "", linux.MS_BIND)
-    for name in ("usr", "proc", "dev", "etc", "tmp"):
+    _add_system(root)
+    for name in ("proc", "dev", "tmp"):
         os.mkdir(f"{root}/{name}")
     os.chmod(f"{root}/tmp", 0o1777)
     linux.mount(f"{root}/tmp", f"{root}/tmp", "", linux.MS_BIND)
     os.mkdir(f"{os.path.dirname(root)}/empty")
-    linux.bind("/usr", f"{root}/usr")
-    _add_system_folders(root)
     _add_devices(root)
     linux.mount("", root, "", linux.MS_REC | linux.MS_SHARED)
 
@@ -172,26 +171,33 @@ def _mount_proc(target: str) -> None:
 
 
 def _bind_path(path: str, root: str) -> None:
-    if os.path.isdir(path):
-        os.makedirs(root + path, exist_ok=True)
-    else:
-        os.makedirs(os.path.dirname(root + path), exist_ok=True)
-        os.close(os.open(root + path, os.O_CREAT | os.O_WRONLY))
+    os.makedirs(os.path.dirname(root + path), exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        _make_mount_point(path, root)
     linux.bind(path, root + path)
 
 
-def _add_system_folders(root: str) -> None:
-    for name in SYSTEM_FOLDERS:
-        if os.path.islink(f"/{name}"):
-            os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
-        elif os.path.isdir(f"/{name}"):
-            _bind_path(f"/{name}", root)
+def _make_mount_point(path: str, root: str) -> None:
+    if os.path.isdir(path):
+        os.mkdir(root + path)
+    else:
+        os.close(os.open(root + path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+
+
+def _add_system(root: str) -> None:
+    """Fill the root with the system's files. No process of the sandbox is there yet, so the mounts are protected all at once."""
+    view = system_view()
+    for folder in view.folders:
+        os.mkdir(root + folder)
+    for path in view.paths:
+        _make_mount_point(path, root)
+        linux.mount(path, root + path, "", linux.MS_BIND | linux.MS_REC)
+    for link, target in view.links:
+        os.symlink(target, root + link)
     for name, content in ETC_FILES.items():
         with open(f"{root}/etc/{name}", "w", encoding="ascii") as file:
             file.write(content)
-    for path in ("/etc/ld.so.cache", "/etc/alternatives"):
-        if os.path.exists(path):
-            _bind_path(path, root)
+    linux.protect_below(root)
 
 
 def _add_devices(root: str) -> None:

@@ -47,7 +47,7 @@ def mounts(attempt: Attempt) -> list[str]:
             libc.umount2(b"point", 2)
         def writable_again():
             read_only_bind = 32 | 4096
-            return libc.mount(None, b"/usr", None, read_only_bind, None) == 0
+            return libc.mount(None, b"/usr/bin", None, read_only_bind, None) == 0
         attempt("mount", mount)
         attempt("made /usr writable again", writable_again)
     """)

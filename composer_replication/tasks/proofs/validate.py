@@ -80,6 +80,8 @@ class Validator:
     credentials: tuple[Credential, ...]
     """Credentials in the source's tree."""
     scanner: LeakScanner
+    copies: Mapping[str, str]
+    """`Function.key` -> a file outside of the tree that has its code, and that a sandbox can read."""
     runner: CodeRunner
     """Its limits are those of one run of a task's tests."""
     staging: Path
@@ -147,6 +149,9 @@ class Validator:
                 raise NoTaskError("a benchmark asks for it (--benchmark)")
         if any(c.path == f.path and f.first_line <= c.line <= f.last_line for c in self.credentials for f in candidate.functions):
             raise NoTaskError("a credential is in its code (--allow-credentials)")
+        copy = next((self.copies[f.key] for f in candidate.functions if f.key in self.copies), None)
+        if copy is not None:
+            raise NoTaskError(f"its code can be read on this machine ({copy})")
 
     def _hidden_checks(self, candidate: Candidate, deleted: Mapping[str, bytes], failing: Set[str]) -> HeldOutChecks:
         """Return the project's checks that concern the candidate; the programs fail on its tree."""

@@ -1,0 +1,42 @@
+"""Copies of the code of tasks that exist: their sandboxes may show more than those they were built in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from composer_replication.languages.python.delete import body_of
+from composer_replication.languages.python.functions import find_functions
+from composer_replication.sandbox.protocol import Sandbox
+from composer_replication.tasks.proofs.copies import find_copies
+from composer_replication.tasks.store import Task
+
+
+def find_task_copies(tasks: Sequence[Task], sandbox: Sandbox, python: Path) -> dict[str, str]:
+    """Return where a sandbox with the interpreter `python` can read the code that a task deletes, by task id.
+
+    All tasks are searched for at once.
+
+    Raises:
+        SandboxError: the sandbox broke, or the search did not get to its end.
+        TaskError: a task's solution cannot be read.
+    """
+    sources: dict[str, bytes] = {}
+    keys: dict[str, list[str]] = {}
+    for task in tasks:
+        for path, source in task.gold_files().items():
+            here = f"{task.spec.source_digest}/{path}"
+            sources[here] = source
+            keys.setdefault(task.spec.task_id, []).extend(f"{here}::{name}" for name in _removed(task, path, source))
+    places = find_copies(sandbox, python, sources, sorted({key for mine in keys.values() for key in mine}))
+    return {name: places[key] for name, mine in keys.items() for key in mine if key in places}
+
+
+def _removed(task: Task, path: str, source: bytes) -> Iterator[str]:
+    """Yield names of functions of a solution's file that the task lacks: those it names, or those whose bodies differ."""
+    named = {deletion.qualname for deletion in task.spec.deleted if deletion.path == path}
+    left = (task.repo / path).read_bytes() if (task.repo / path).is_file() else b""
+    bodies = {function.qualname: body_of(left, function) for function in find_functions(path, left)[0]}
+    for function in find_functions(path, source)[0]:
+        if function.qualname in named or (not named and bodies.get(function.qualname) != body_of(source, function)):
+            yield function.qualname
