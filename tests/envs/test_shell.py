@@ -80,13 +80,12 @@ def test_long_output_keeps_both_ends(bash):
 
 
 def test_a_command_that_hangs_or_eats_memory_is_a_result(task, sandbox):
-    limits = Limits(wall_s=1, cpu_s=20, memory_mb=128)
-    env = CodingEnv(task, sandbox=sandbox, python=Path(sys.executable), limits=limits, toolset="shell")
-
-    def bash(command):
+    def bash(command, wall_s=20):
+        limits = Limits(wall_s=wall_s, cpu_s=20, memory_mb=128)
+        env = CodingEnv(task, sandbox=sandbox, python=Path(sys.executable), limits=limits, toolset="shell")
         return env.step(ToolCall(call_id="c", name="bash", arguments={"command": command}))
 
-    said = bash("echo started; echo x > shop/made.py; sleep 600")
+    said = bash("echo started; echo x > shop/made.py; sleep 600", wall_s=1)
     assert (said.status, said.content, said.details["changed"]) == (
         "timeout", "started\ntimed out after 1 s", ["shop/made.py"]
     )  # fmt: skip
