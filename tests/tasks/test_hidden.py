@@ -307,3 +307,28 @@ def test_impossible_tasks_are_never_rewarded(write_project, tmp_path):
         forged = grade(task.spec, task.repo, {name: text.encode()}, sandbox=open_sandbox(), python=PYTHON)
         assert (forged.reward, forged.alarms[0][:10]) == (0.0, "every test")
         assert forged.reasons[0].startswith("ALARM")
+
+
+def test_a_task_of_several_functions_demands_each_of_them(write_project, tmp_path):
+    project = write_project(
+        {
+            "shop.py": "def total(numbers):\n    try:\n        note(numbers)\n    except Exception:\n        pass\n"
+            "    result = sum(numbers)\n    return result\n\n\n"
+            "def note(numbers):\n    kept = list(numbers)\n    return kept\n",
+            "test_shop.py": "import shop\n\n\n"
+            "def test_total():\n    assert shop.total([1, 2]) == 3\n    assert shop.total([4]) == 4\n",
+        }
+    )
+    both = BuildOptions(min_group_size=2, group_size=2, forgeable=True)
+    report = build_tasks(str(project), tmp_path / "forgeable", both)
+    assert report.tasks == ()
+    assert {entry.reason for entry in report.dropped} == {"it is solved without one of its functions"}
+    report = build_tasks(str(project), tmp_path / "strong", dataclasses.replace(both, forgeable=False))
+    assert report.tasks == ()
+    assert {entry.reason for entry in report.dropped} <= {
+        "forgeable (--forgeable keeps it): no held-out program runs it",
+        "forgeable (--forgeable keeps it): a trivial body satisfies its held-out programs",
+    }
+    alone = build_tasks(str(project), tmp_path / "alone", BuildOptions())
+    assert [task.spec.deleted[0].qualname for task in load_tasks(tmp_path / "alone")] == ["total"]
+    assert len(alone.tasks) == 1
