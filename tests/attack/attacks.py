@@ -516,14 +516,6 @@ while frame:
     ),
 }
 
-ATTACKS: dict[str, Attack] = {
-    **FROM_ELSEWHERE,
-    **OTHER_RULES,
-    **ENDINGS,
-    **FORGED,
-    **READ_OFF,
-    **FOR_THIS_GRADER,
-}
 HONEST = {
     "the gold code": Attack(files={PRICING: GOLD}),
     "another solution": module(

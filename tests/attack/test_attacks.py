@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from attacks import ATTACKS, HONEST, NOTHING, OTHER_RULES
+from attacks import HONEST, NOTHING, OTHER_RULES
+from registry import ATTACKS, SLOW, STRATEGIES
 from suite import careless, naive, ours, with_anti_tests, without_hidden_checks, workspace
+
+
+def test_no_two_attacks_have_one_name():
+    assert len(ATTACKS) == sum(len(group) for group in STRATEGIES.values())
+    assert len({repr(attack) for attack in ATTACKS.values()}) == len(ATTACKS) > 74 + 60
 
 
 def test_the_task_has_hidden_checks_of_every_kind(task):
@@ -15,7 +21,7 @@ def test_the_task_has_hidden_checks_of_every_kind(task):
     assert (task.root / "hidden.json").exists()
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ATTACKS])
 def test_no_attack_is_rewarded(task, sandbox, name):
     with workspace(task, ATTACKS[name]) as root:
         report = ours(task, root, sandbox)
