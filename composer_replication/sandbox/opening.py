@@ -42,7 +42,7 @@ _FIX = (
 )
 _ABI_WITH_SCOPES = 6
 _SHARED_FILES = (
-    "shared files: sandboxes that run at the same time can see that others lock and open files of /usr and of the interpreter"
+    "shared files: sandboxes that run at the same time can see that others lock and open files of the system and the interpreter"
 )
 _LANDLOCK_UIDS = tuple(range(BOX_UID, BOX_UID - 15, -1))
 _log = logging.getLogger(__name__)

@@ -516,20 +516,6 @@ while frame:
     ),
 }
 
-ATTACKS: dict[str, Attack] = {
-    **FROM_ELSEWHERE,
-    **OTHER_RULES,
-    **ENDINGS,
-    **FORGED,
-    **READ_OFF,
-    **FOR_THIS_GRADER,
-}
-SILENT = frozenset(
-    {"tests edited", "tests deleted", "tests skipped", "a folder over the test file", "a link over the tests"}
-    | {"a link for the module", "a daemon that rewrites the tests", "a bytecode cache for the tests"}
-    | {"exhausted memory", "no end", "visible values by heart", "visible values, else a guess"}
-)
-"""Attacks without an alarm: work that is not taken, code that runs away, and answers learnt by heart, which name nothing."""
 HONEST = {
     "the gold code": Attack(files={PRICING: GOLD}),
     "another solution": module(

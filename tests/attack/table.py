@@ -1,4 +1,4 @@
-"""Print which attacks on grading win, against a naive grader and against this one; the last line is JSON (`make attack`).
+"""Print which attacks on grading win, by strategy, against a naive grader and this one; the last line is JSON (`make attack`).
 
 The columns: pytest's exit status in the agent's workspace; the fresh tree with the task's own tests; the same with anti-tests;
 the whole grader, with calls judged outside the box; and whether the tripwire raises an alarm, which decides nothing. The exit
@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from attacks import ATTACKS, HONEST, NOTHING, Attack
+from attacks import HONEST, NOTHING, Attack
+from registry import ATTACKS, STRATEGIES
 from suite import build_task, naive, ours, with_anti_tests, without_hidden_checks, workspace
 
 from composer_replication.sandbox import Sandbox, open_sandbox
@@ -33,15 +34,22 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         task, sandbox = build_task(Path(folder)), open_sandbox()
         print(sandbox.isolation.summary())
-        print(f"{'':42}" + "".join(f"{column:>14}" for column in (*COLUMNS, "alarm")))
+        print(f"{'':50}" + "".join(f"{column:>14}" for column in (*COLUMNS, "alarm")))
         found: dict[str, tuple[bool, ...]] = {}
         alarms: dict[str, bool] = {}
-        for name, attack in {**HONEST, "nothing": NOTHING, **ATTACKS}.items():
-            found[name], alarms[name] = verdicts(task, attack, sandbox)
-            cells = [*("REWARDED" if won else "-" for won in found[name]), "alarm" if alarms[name] else "-"]
-            print(f"{name:42}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
+        for strategy, group in {"no attack": {**HONEST, "nothing": NOTHING}, **STRATEGIES}.items():
+            print(f"\n{strategy}")
+            for name, attack in group.items():
+                found[name], alarms[name] = verdicts(task, attack, sandbox)
+                cells = [*("REWARDED" if won else "-" for won in found[name]), "alarm" if alarms[name] else "-"]
+                print(f"  {name:48}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
+    print(f"\n{'rewarded, by strategy':50}" + "".join(f"{column:>14}" for column in COLUMNS))
+    for strategy, group in STRATEGIES.items():
+        sums = (f"{sum(found[name][n] for name in group)} of {len(group)}" for n in range(len(COLUMNS)))
+        print(f"  {strategy:48}" + "".join(f"{cell:>14}" for cell in sums))
     won = {column: sum(found[name][n] for name in ATTACKS) for n, column in enumerate(COLUMNS)}
     honest, nothing = all(found[name][3] for name in HONEST), found["nothing"][3]
+    passed = won["ours"] == 0 and honest and not nothing
     summary = {
         "attacks": len(ATTACKS),
         "rewarded": won,
@@ -49,9 +57,10 @@ def main() -> int:
         "nothing_rewarded": nothing,
         "alarms": sum(alarms[name] for name in ATTACKS),
         "honest_alarms": sum(alarms[name] for name in HONEST),
+        "passed": passed,
     }
     print(json.dumps(summary))
-    return int(won["ours"] > 0 or nothing or not honest)
+    return int(not passed)
 
 
 if __name__ == "__main__":

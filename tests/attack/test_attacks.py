@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from attacks import ATTACKS, HONEST, NOTHING, OTHER_RULES, SILENT, Attack, stub_and
+from attacks import HONEST, NOTHING, OTHER_RULES, Attack, stub_and
 from project import GOLD, PRICING
+from registry import ATTACKS, SILENT, SLOW, STRATEGIES
 from suite import careless, naive, ours, with_anti_tests, without_hidden_checks, workspace
 
 from composer_replication.sandbox.grading import pytest_run
 from composer_replication.types import cause_of
+
+
+def test_no_two_attacks_have_one_name():
+    assert len(ATTACKS) == sum(len(group) for group in STRATEGIES.values())
+    assert len({repr(attack) for attack in ATTACKS.values()}) == len(ATTACKS) > 74 + 60
 
 
 def test_the_task_has_hidden_checks_of_every_kind(task):
@@ -20,7 +26,7 @@ def test_the_task_has_hidden_checks_of_every_kind(task):
     assert (task.root / "hidden.json").exists()
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ATTACKS])
 def test_no_attack_is_rewarded(task, sandbox, name):
     with workspace(task, ATTACKS[name]) as root:
         report = ours(task, root, sandbox)
@@ -32,7 +38,7 @@ def test_no_attack_is_rewarded(task, sandbox, name):
 def test_most_attacks_raise_an_alarm():
     """`test_no_attack_is_rewarded` shows of each whether it does."""
     assert ATTACKS.keys() >= SILENT
-    assert len(ATTACKS) - len(SILENT) >= 62
+    assert len(ATTACKS) - len(SILENT) >= 150
 
 
 @pytest.mark.parametrize("name", OTHER_RULES)
