@@ -21,7 +21,8 @@ STRATEGIES: dict[str, dict[str, Attack]] = {
     "names and messages": NAMES,
 }
 SLOW = {
-    *FROM_THE_MACHINE, *READ_ON_ITS_OWN, *THE_REPORT, *THE_OBJECTS, *THE_NONCE, *BODIES, *BETWEEN_SANDBOXES, *RACES, *ARCHIVES, *NAMES,
+    *FROM_THE_MACHINE, *READ_ON_ITS_OWN, *THE_REPORT, *THE_OBJECTS, *THE_NONCE,
+    *BODIES, *BETWEEN_SANDBOXES, *RACES, *ARCHIVES, *NAMES,
 }  # fmt: skip
 """Attacks that are tried in the slow tier: together they cost a minute."""
 ATTACKS = {name: attack for attacks in STRATEGIES.values() for name, attack in attacks.items()}
