@@ -194,7 +194,7 @@ def test_gold_code_among_other_software_makes_no_task(python, cache, write_proje
     from composer_replication.trainer.preflight import Checked, _refuse_copies
 
     project = write_project({"till.py": GOLD, "test_till.py": TESTS})
-    options = BuildOptions(python=python, held_out_only=True)
+    options = BuildOptions(python=python)
     assert len(build_tasks(str(project), tmp_path / "before", options).tasks) == 1
     copy = write(python.parents[1] / "share/sdk/third_party/pricing.py")
     try:
