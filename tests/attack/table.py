@@ -23,7 +23,7 @@ COLUMNS = ("exit status", "tests only", "anti-tests", "ours")
 
 
 def verdicts(task: Task, attack: Attack, sandbox: Sandbox) -> tuple[tuple[bool, ...], bool]:
-    """Whether each grader rewards it, and whether there is an alarm."""
+    """Return which graders reward it, and whether there is an alarm."""
     with workspace(task, attack) as root:
         reports = [ours(task, root, sandbox, spec) for spec in (without_hidden_checks(task), with_anti_tests(task), task.spec)]
         won = (naive(task, root, sandbox), *(report.reward == 1.0 for report in reports))

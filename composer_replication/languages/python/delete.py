@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from composer_replication.languages.python.functions import Function, split_lines
 
-_STUB = b"raise NotImplementedError"
+STUB = "raise NotImplementedError"
+"""The body that stands in a task's tree."""
 
 
 def delete_bodies(source: bytes, functions: Iterable[Function]) -> bytes:
@@ -19,7 +20,7 @@ def delete_bodies(source: bytes, functions: Iterable[Function]) -> bytes:
     for function in sorted(functions, key=lambda f: f.first_line, reverse=True):
         last = lines[function.last_line - 1]
         ending = last[len(last.rstrip(b"\r\n")) :]
-        lines[function.first_line - 1 : function.last_line] = [function.indent + _STUB + ending]
+        lines[function.first_line - 1 : function.last_line] = [function.indent + STUB.encode() + ending]
     return b"".join(lines)
 
 

@@ -7,11 +7,10 @@ import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from composer_replication.languages.python.delete import STUB
 from composer_replication.languages.python.functions import Function, split_lines
 from composer_replication.types.syntax import parse_module
 
-STUB = "raise NotImplementedError"
-"""The body that stands in a task's tree."""
 _BODIES = (
     "return None", "return 0", "return 1", "return ''", "return []", "return {}", "return ()", "return False", "return True",
     "return iter(())", "return FIRST", "return SECOND", "return LAST", "raise KeyError", "raise ValueError", "raise TypeError",

@@ -11,8 +11,9 @@ import random
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from composer_replication.languages.python.delete import STUB
 from composer_replication.languages.python.functions import Function
-from composer_replication.languages.python.trivial import STUB, trivial_bodies
+from composer_replication.languages.python.trivial import trivial_bodies
 from composer_replication.sandbox.grading.programs import BodyTrial, try_bodies, wrong_programs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Tree
