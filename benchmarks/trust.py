@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,14 +25,15 @@ from typing import Any
 
 from honest_variants import honest_variants
 from measuring import emit
-from tasks import Clock, build, clock
+from tasks import Clock, clock
 
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import grade
-from composer_replication.tasks import BuildOptions, Task, load_tasks
+from composer_replication.tasks import BuildOptions, Task, build_tasks, load_tasks
 from composer_replication.types.errors import ComposerError
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "attack"))
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "attack"))
 from forger import forged
 
 PACKAGES = (
@@ -50,11 +52,12 @@ PACKAGES = (
 AIM_SHARE, AIM_CPU = 0.8, 2.0
 _WITH_VARIANTS = 3
 """Tasks of a package whose gold code is written in other ways."""
-_BEFORE = """
+_BUILD = """
 import sys
 from pathlib import Path
 from composer_replication.tasks import BuildOptions, build_tasks
-report = build_tasks(sys.argv[1], Path(sys.argv[2]), BuildOptions(python=Path(sys.argv[3]), jobs=1))
+options = {"forgeable": True} if "forgeable" in BuildOptions.__dataclass_fields__ else {}
+report = build_tasks(sys.argv[1], Path(sys.argv[2]), BuildOptions(python=Path(sys.argv[3]), jobs=1, **options))
 print(len(report.tasks))
 """
 
@@ -90,23 +93,24 @@ def honest(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
     return {"gold": len(tasks), "variants": variants, "refused": refused, "alarms": alarms}
 
 
-def before(source: str, out: Path, python: Path, checkout: Path, now: Clock) -> float:
-    """CPU-seconds a task of the same build with the code of another commit."""
+def build_with(checkout: Path, source: str, out: Path, python: Path, now: Clock) -> float:
+    """Build with the code of a checkout and keep every candidate; CPU-seconds a task, everything done once included."""
+    shutil.rmtree(out, ignore_errors=True)
     start = now()
-    command = [sys.executable, "-c", _BEFORE, source, str(out), str(python)]
+    command = [sys.executable, "-P", "-c", _BUILD, source, str(out), str(python)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(checkout)}, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"the code of --before cannot build {source}: {done.stderr[-500:]}")
-    return (now() - start) / max(1, int(done.stdout.split()[-1]))
+        raise SystemExit(f"the code of {checkout} cannot build {source}: {done.stderr[-500:]}")
+    return round((now() - start) / max(1, int(done.stdout.split()[-1])), 2)
 
 
-def measure(package: str, folder: Path, checkout: Path | None, now: Clock) -> dict[str, Any]:
-    source, out = f"pypi:{package}", folder / package.partition("==")[0]
-    options = BuildOptions(install=True, forgeable=True, jobs=1)
-    report, once_s, cpu_s = build(source, out, options, now)
-    tasks = load_tasks(out) if report.tasks else []
+def measure(package: str, folder: Path, before: Path | None, now: Clock) -> dict[str, Any]:
+    source, name = f"pypi:{package}", package.partition("==")[0]
+    python = Path(build_tasks(source, folder / name / "first", BuildOptions(install=True, max_tasks=1, forgeable=True)).python)
+    out = folder / name / "now"
+    cpu_s = build_with(ROOT, source, out, python, now)
+    tasks = load_tasks(out)
     strong = [task for task in tasks if not task.spec.forgeable]
-    python = Path(report.python)
     weak = Counter(task.spec.hidden.weakness.partition(":")[0] for task in tasks if task.spec.forgeable)
     bodies = [task.spec.hidden.weakness for task in tasks if task.spec.hidden.weakness.startswith("a trivial body")]
     result: dict[str, Any] = {
@@ -116,11 +120,11 @@ def measure(package: str, folder: Path, checkout: Path | None, now: Clock) -> di
         "weak": dict(weak.most_common()),
         "cheapest_passing_programs": [body.partition(": ")[2] for body in bodies],
         "programs_per_task": statistics.median([len(task.spec.hidden.programs) for task in strong] or [0]),
-        "cpu_s_per_task": round((once_s + cpu_s) / max(1, len(tasks)), 2),
+        "cpu_s_per_task": cpu_s,
     }
-    if checkout is not None:
-        result["cpu_s_per_task_before"] = round(before(source, folder / f"{out.name}-before", python, checkout, now), 2)
-        result["cpu_ratio"] = round(result["cpu_s_per_task"] / result["cpu_s_per_task_before"], 2)
+    if before is not None:
+        result["cpu_s_per_task_before"] = build_with(before, source, folder / name / "before", python, now)
+        result["cpu_ratio"] = round(cpu_s / result["cpu_s_per_task_before"], 2)
     return {**result, **attacked(strong, python), **{f"honest_{k}": v for k, v in honest(strong, python).items()}}
 
 
@@ -147,7 +151,7 @@ def main() -> None:
     known: dict[str, Any] = {}
     if arguments.write and arguments.write.exists():
         known = json.loads(arguments.write.read_text("utf-8"))
-    folder = arguments.work or Path(tempfile.mkdtemp(prefix="bench-trust-"))
+    folder = arguments.work.absolute() if arguments.work else Path(tempfile.mkdtemp(prefix="bench-trust-"))
     with clock() as now:
         for package in arguments.packages:
             if package in known:

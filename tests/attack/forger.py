@@ -93,7 +93,7 @@ def forged(task: Task, most: int = 12) -> Iterator[tuple[str, dict[str, bytes]]]
     gold = task.gold_files()
     functions = {path: _deleted(task, path, source) for path, source in gold.items()}
     first = next((path, found[0]) for path, found in functions.items() if found)
-    bodies = [body.body for body in trivial_bodies(gold[first[0]], first[1])][:most]
+    bodies = trivial_bodies(first[1])[:most]
     only_tests = FORGER.replace("                _answer(found, channel)\n", "                return\n")
     for name, body, forger in (("answers from the steps", "return None", FORGER), *((body, body, only_tests) for body in bodies)):
         yield name, {path: _with_body(gold[path], found, body, forger) for path, found in functions.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import enum
@@ -205,7 +206,7 @@ def test_a_long_forged_answer_is_not_searched():
     [
         (["list", [["opaque"], 1]], ["list", [1, 1]]),
         (["set", [["opaque"], 1]], ["set", [1, 2]]),
-        (["dict", [["a", ["opaque"]]]], ["dict", [["a", None]]]),
+        (["dict", [["a", ["opaque"]]]], ["dict", [["a", 0]]]),
         (["opaque"], ["list", []]),
     ],
 )
@@ -246,3 +247,40 @@ def test_names_are_found_through_descriptors():
     with pytest.raises(AttributeError):
         find("fractions:Nothing")
     assert find("no.such.module:x", None) is None
+
+
+@pytest.mark.parametrize(("expected", "got"), [(OPAQUE, None), (["list", [OPAQUE, 1]], ["list", [None, 1]])])
+def test_nothing_is_not_something(expected, got):
+    assert not same(expected, got)
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: int
+    y: object
+    note: str = dataclasses.field(default="", compare=False)
+
+
+@dataclasses.dataclass
+class Judged:
+    x: int
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+def test_a_record_is_what_its_generated_comparison_looks_at():
+    assert encode_result([Point(1, {2}, "a")]) == ["list", [["fields", [["x", 1], ["y", ["set", [2]]]]]]]
+    assert encode_result(Judged(1)) == OPAQUE, "the class says itself what is equal"
+    assert same(encode_result(Point(1, 0.5, "a")), encode_result(Point(1, 0.5 + 1e-12, "b")))
+    assert not same(encode_result(Point(1, 2)), encode_result(Point(1, 3)))
+    assert not same(encode_result(Point(1, 2)), encode_result((1, 2)))
+    assert same(encode_result(Point(1, object())), encode_result(Point(1, 3)))
+
+
+def test_a_record_of_attrs_is_too():
+    attrs = pytest.importorskip("attrs")
+    made = attrs.make_class("Made", {"x": attrs.field(), "note": attrs.field(eq=False)})
+    assert encode_result(made(1, "a")) == ["fields", [["x", 1]]]

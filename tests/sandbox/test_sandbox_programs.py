@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import sys
 import textwrap
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from composer_replication.languages.python.functions import find_functions
 from composer_replication.languages.python.instrument import instrument
 from composer_replication.sandbox import Tree, open_sandbox
 from composer_replication.sandbox.grading.programs import BodyTrial, examine_programs, record_steps, try_bodies, wrong_programs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
+from composer_replication.sandbox.grading.texts import program_of
 from composer_replication.sandbox.protocol import Limits
 from composer_replication.tasks.held_out.slices import programs_of
 from composer_replication.types.held_out_checks import HeldOutProgram
@@ -84,9 +89,9 @@ def test_an_answer_is_what_the_gold_code_did_and_nothing_besides(tmp_path, runne
 def test_texts_that_run_behind_each_other_define_no_name_twice():
     """They share one namespace in the sandbox: a constant of one must not take the place of another's."""
     shared = ("literals", "operators", "shipping")
-    for last in ("steps_recorder", "steps_driver"):
+    for last in (("steps_recorder",), ("steps_replay", "body_trials", "steps_driver")):
         seen: dict[str, str] = {}
-        for module in (*shared, last):
+        for module in (*shared, *last):
             for node in ast.parse((GRADING / f"{module}.py").read_text()).body:
                 targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
                 names = {t.id for target in targets if target for t in ast.walk(target) if isinstance(t, ast.Name)}
@@ -304,27 +309,144 @@ def test_a_comparison_does_not_give_the_answer_away(recorded):
     assert [step["do"] for _, step in steps] == ["value", "call", "look"]
 
 
-@pytest.mark.slow
-def test_trivial_bodies_are_told_apart_and_the_gold_code_is_not(recorded, runner):
-    root, programs, found = recorded
-    steps, expected = [p.steps for p in programs], [seen["answers"] for seen in found]
+@dataclass(frozen=True)
+class Known:
+    steps: list[tuple[int, dict[str, object]]]
+    expected: list[object]
+    cpu_s: float = 0.01
+
+
+def trial(source: str, name: str, text: str, numbers: list[int], most: int = 99, *, found_first: bool = False) -> BodyTrial:
+    [function] = [found for found in find_functions("stack.py", source.encode())[0] if found.qualname == name]
+    lines = {"def_line": function.def_line, "first_line": function.first_line, "last_line": function.last_line}
+    return BodyTrial(
+        **{"path": "stack.py", "qualname": name, "indent": function.indent.decode(), "text": text, **lines},
+        numbers=numbers,
+        most=most,
+        found_first=found_first,
+    )
+
+
+@pytest.fixture(scope="module")
+def known(recorded):
+    _, programs, found = recorded
     numbers = [number for number, seen in enumerate(found) if ["stack.py", "Stack.push"] in seen["entered"]]
-    body = PROJECT.replace("        self._items.append(self.key(item))\n        return self\n", "        return self\n")
-    broken = PROJECT + "\nraise ImportError('gone')\n"
-    runs_at_import = PROJECT + "\nStack().push(1)\n"
-    trials = [
-        BodyTrial(path="stack.py", qualname=name, text=text, numbers=numbers, most=99)
-        for name, text in (("Stack.push", None), ("Stack.push", body), ("absent", broken), ("Stack.push", None))
-    ]
-    gold, pushed, gone, again = try_bodies(runner, Tree(base=root), steps, expected, trials)
-    assert gold == again == []
+    assert len(numbers) > 3
+    return [Known(program.steps, seen["answers"]) for program, seen in zip(programs, found, strict=True)], numbers
+
+
+RETURNS_SELF, ENDLESS = "return self", "while True: pass"
+GOLD_BODY = "return self._items.append(self.key(item)) or self"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_import", ["", "\nStack().push(1)\n"], ids=["in the function", "in a changed file"])
+def test_trivial_bodies_are_told_apart_and_the_gold_code_is_not(recorded, known, runner, at_import):
+    """A function that runs when its module is imported gets its body in the file, any other in the function itself."""
+    programs, numbers = known
+    source = PROJECT + at_import
+    tree = Tree(base=recorded[0], changes={"stack.py": source.encode()})
+    trials = [trial(source, "Stack.push", text, numbers) for text in (RETURNS_SELF, ENDLESS, GOLD_BODY)]
+    pushed, endless, gold = try_bodies(runner, tree, programs, trials)
     assert pushed
-    assert set(pushed) <= set(numbers)
-    assert gone == numbers
-    tree = Tree(base=root, changes={"stack.py": runs_at_import.encode()})
-    changed = body + "\nStack().push(1)\n"
-    trial = BodyTrial(path="stack.py", qualname="Stack.push", text=changed, numbers=numbers, most=99)
-    assert try_bodies(runner, tree, steps, expected, [trial]) == [pushed]
+    assert set(pushed) <= set(endless) <= set(numbers)
+    assert gold == []
+
+
+@pytest.mark.slow
+def test_a_program_that_the_gold_code_answers_otherwise_tells_nothing(recorded, known, runner):
+    programs, numbers = known
+    tree = Tree(base=recorded[0])
+    [pushed] = try_bodies(runner, tree, programs, [trial(PROJECT, "Stack.push", RETURNS_SELF, numbers)])
+    wrong = [replace(p, expected=[["returns", "no"]] * len(p.expected)) if n in pushed[:1] else p for n, p in enumerate(programs)]
+    for source in (PROJECT, PROJECT + "\nStack().push(1)\n"):
+        tree = Tree(base=recorded[0], changes={"stack.py": source.encode()})
+        assert try_bodies(runner, tree, wrong, [trial(source, "Stack.push", RETURNS_SELF, numbers)]) == [pushed[1:]]
+
+
+@pytest.mark.slow
+def test_after_a_body_that_passes_none_is_tried(recorded, known, runner):
+    programs, numbers = known
+    bodies = [(GOLD_BODY, "Stack.push"), (RETURNS_SELF, "Stack.push"), ("return None", "Stack.pop")]
+    trials = [trial(PROJECT, name, text, numbers) for text, name in bodies]
+    gold, never, other = try_bodies(runner, Tree(base=recorded[0]), programs, trials)
+    assert gold == never == []
+    assert other
+
+
+@pytest.mark.slow
+def test_the_stub_is_tried_on_what_tells_the_others(recorded, known, runner):
+    programs, numbers = known
+    [told] = try_bodies(runner, Tree(base=recorded[0]), programs, [trial(PROJECT, "Stack.push", RETURNS_SELF, numbers)])
+    last = told[-1:]
+    trials = [
+        trial(PROJECT, "Stack.push", RETURNS_SELF, last, most=1),
+        trial(PROJECT, "Stack.push", "raise NotImplementedError", numbers, most=2, found_first=True),
+    ]
+    assert try_bodies(runner, Tree(base=recorded[0]), programs, trials) == [
+        last,
+        [*last, next(n for n in numbers if n not in last)],
+    ]
+
+
+RAISING = """
+class ShopError(Exception):
+    def __init__(self, code):
+        super().__init__(f"no {code} here")
+        self.code = code
+
+def find(name):
+    raise ShopError(name)
+"""
+EXPECTING = """
+import pytest, unittest
+from shop import ShopError, find
+
+def test_looks_at_the_exception():
+    with pytest.raises(ShopError) as caught:
+        find("tea")
+    assert caught.value.code == "tea"
+    assert str(caught.value) == "no tea here"
+
+def test_matches():
+    with pytest.raises(ShopError, match="no milk"):
+        find("milk")
+
+def test_catches():
+    try:
+        find("jam")
+    except ShopError as error:
+        assert error.args == ("no jam here",)
+
+class Case(unittest.TestCase):
+    def test_regex(self):
+        with self.assertRaisesRegex(ShopError, "^no bread"):
+            find("bread")
+"""
+
+
+@pytest.mark.slow
+def test_what_tests_look_at_in_an_exception_is_looked_at(tmp_path, runner):
+    (tmp_path / "shop.py").write_text(RAISING)
+    tree = Tree(base=tmp_path, changes={"test_shop.py": instrument(EXPECTING).encode()})
+    run, recording = record_steps(runner, tree, sources=["shop.py"])
+    assert run.passed, run.failures
+    programs = {p.test.partition("::")[2]: p.steps for p in programs_of(recording, set(run.outcomes))}
+    examined = dict(zip(programs, examine_programs(runner, Tree(base=tmp_path), list(programs.values())), strict=True))
+    answers = {test: [a[1] for a in seen["answers"] if a[0] == "returns"] for test, seen in examined.items()}
+    assert answers == {
+        "test_looks_at_the_exception": ["tea", "no tea here"],
+        "test_matches": [["opaque"], ["opaque"]],
+        "test_catches": [["tuple", ["no jam here"]]] * 2,
+        "Case::test_regex": [["opaque"], ["opaque"]],
+    }
+    other = Tree(base=tmp_path, changes={"shop.py": RAISING.replace("no {code}", "{code}").encode()})
+    held = [
+        HeldOutProgram(steps=json.dumps(steps), expected=json.dumps(examined[test]["answers"]), uses="", seen=True)
+        for test, steps in programs.items()
+    ]
+    assert wrong_programs(runner, Tree(base=tmp_path), held)[0] == []
+    assert wrong_programs(runner, other, held)[0] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -379,3 +501,15 @@ def test_rewritten_code_does_the_same_when_nothing_records():
     through: dict[str, object] = {"__composer__": Direct}
     exec(instrument(source), through)
     assert through["out"] == plain["out"]
+
+
+@pytest.mark.parametrize("magic", [importlib.util.MAGIC_NUMBER, b"another"], ids=["same version", "another version"])
+def test_a_program_runs_from_bytecode_or_from_its_texts(monkeypatch, magic):
+    program = program_of("literals", "operators")
+    assert len(program) < 128 << 10, "Linux takes no longer argument"
+    monkeypatch.setattr(importlib.util, "MAGIC_NUMBER", magic)
+    compiled: list[str] = []
+    place: dict[str, Any] = {"compile": lambda text, *rest: compiled.append(text) or compile(text, *rest)}
+    exec(program, place)
+    assert place["operate"]("add", 1, 2) == 3
+    assert len(compiled) == (0 if magic != b"another" else 2)

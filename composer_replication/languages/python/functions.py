@@ -29,6 +29,10 @@ class Function:
     """POSIX path relative to the root."""
     qualname: str
     """Dotted name inside the module."""
+    def_line: int
+    """1-based, the line of the word `def`."""
+    parameters: tuple[str, ...]
+    """Names, those by position first."""
     first_line: int
     """1-based, the first line to remove: the one after the docstring, or after the signature."""
     last_line: int
@@ -123,6 +127,8 @@ def _examine(path: str, qualname: str, node: _Def, lines: list[bytes], keep_docs
     return Function(
         path=path,
         qualname=qualname,
+        def_line=node.lineno,
+        parameters=tuple(argument.arg for argument in _parameters(node.args)),
         first_line=after + 1,
         last_line=last,
         indent=indent,
@@ -145,6 +151,12 @@ def _unsuitable(node: _Def) -> str | None:
     if node.name == "__init__" and all(_stores_argument(statement) for statement in statements):
         return "__init__ that only stores its arguments"
     return None
+
+
+def _parameters(arguments: ast.arguments) -> Iterator[ast.arg]:
+    yield from (*arguments.posonlyargs, *arguments.args)
+    yield from filter(None, (arguments.vararg,))
+    yield from arguments.kwonlyargs
 
 
 def _is_empty(statement: ast.stmt) -> bool:

@@ -2,58 +2,26 @@
 
 from __future__ import annotations
 
-import ast
-import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from composer_replication.languages.python.delete import STUB
-from composer_replication.languages.python.functions import Function, split_lines
-from composer_replication.types.syntax import parse_module
+from composer_replication.languages.python.functions import Function
 
 _BODIES = (
     "return None", "return 0", "return 1", "return ''", "return []", "return {}", "return ()", "return False", "return True",
     "return iter(())", "return FIRST", "return SECOND", "return LAST", "raise KeyError", "raise ValueError", "raise TypeError",
     "raise IndexError", STUB,
     "return type('Any', (), {'__eq__': lambda a, b: True, '__hash__': lambda a: 0, '__bool__': lambda a: True})()",
-    "return __import__('unittest.mock').mock.MagicMock()",
+    "return type('Mock', (), dict.fromkeys(['__getattr__', '__call__', '__getitem__', '__enter__'], lambda s, *_, **__: s)"
+    " | {'__iter__': lambda s: iter(()), '__len__': lambda s: 0, '__int__': lambda s: 1, '__exit__': lambda *_: None})()",
 )  # fmt: skip
 """From the simplest on. FIRST, SECOND and LAST are the function's parameters, where it has as many."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrivialBody:
-    """A source file in which one function has a trivial body."""
-
-    body: str
-    source: str
-
-
-def trivial_bodies(source: bytes, function: Function) -> Sequence[TrivialBody]:
-    """Return `source`, which is UTF-8, with each trivial body in the place of that of `function`. Raises SyntaxError."""
-    text = source.removeprefix(codecs.BOM_UTF8)
-    lines = split_lines(text)
-    before, after = lines[: function.first_line - 1], lines[function.last_line :]
-    names = _parameters(text, function)
-    found = []
-    for body in _BODIES:
-        line = _filled(body, names)
-        if line is not None:
-            whole = b"".join([*before, function.indent, line.encode(), b"\n", *after])
-            found.append(TrivialBody(line, whole.decode()))
-    return found
-
-
-def _parameters(source: bytes, function: Function) -> list[str]:
-    name = function.qualname.rpartition(".")[2]
-    for node in ast.walk(parse_module(source)):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != name:
-            continue
-        if node.lineno < function.first_line <= (node.end_lineno or 0):
-            arguments = node.args
-            every = [*arguments.posonlyargs, *arguments.args, *filter(None, [arguments.vararg]), *arguments.kwonlyargs]
-            return [argument.arg for argument in every]
-    return []
+def trivial_bodies(function: Function) -> list[str]:
+    """Return the trivial bodies that a function can have, each a line without its indentation."""
+    filled = (_filled(body, function.parameters) for body in _BODIES)
+    return [body for body in filled if body is not None]
 
 
 def _filled(body: str, names: Sequence[str]) -> str | None:

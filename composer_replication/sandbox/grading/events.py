@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from composer_replication.sandbox.grading.telling_names import TELLING_MODULES
+from composer_replication.sandbox.grading.texts import text_of
 
 _MOST_KINDS = 60
 _LONGEST = 80
@@ -47,7 +46,7 @@ EVENTS: Sequence[tuple[str, str]] = (
 def event_observer(mark: str, sources: Sequence[str]) -> dict[str, Any]:
     """Return an observer for `pytest_driver` that notes what `sources`, regular expressions of paths, cause."""
     options = {"mark": mark, "sources": list(sources), "modules": sorted(TELLING_MODULES)}
-    return {"programs": [_program()], "options": options}
+    return {"programs": [text_of("event_watch")], "options": options}
 
 
 def events_in(channel: bytes, mark: str) -> tuple[str, ...]:
@@ -78,8 +77,3 @@ def _kind(piece: bytes) -> bytes | None:
     length = int(piece[:2])
     kind = piece[2 : 2 + length]
     return kind if length <= _LONGEST and len(kind) == length and _KIND.fullmatch(kind) else None
-
-
-@cache
-def _program() -> str:
-    return Path(__file__).with_name("event_watch.py").read_text(encoding="utf-8")

@@ -6,12 +6,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from composer_replication.sandbox.grading.literals import differs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
+from composer_replication.sandbox.grading.texts import program_of, text_of
 from composer_replication.sandbox.protocol import Ending, Tree
 from composer_replication.types.held_out_checks import HeldOutProgram
 
@@ -19,10 +18,15 @@ Step: TypeAlias = dict[str, Any]
 Steps: TypeAlias = Sequence[tuple[int, Step]]
 """A program: each step with the number by which later ones name its result."""
 
+_DRIVER = ("literals", "operators", "shipping", "steps_replay", "body_trials", "steps_driver")
+"""Modules whose texts are the program in the sandbox."""
+_BODY = ("path", "qualname", "def_line", "first_line", "last_line", "indent", "text")
 _CPU_S, _WALL_S = 2.0, 10.0
 """Limits of one program when it judges."""
 _GOLD_CPU_S, _GOLD_WALL_S = 0.5, 3.0
-"""Limits of one program on the gold code or a trivial body: less, so that a slower machine does not turn right into wrong."""
+"""Limits of one program on the gold code: less, so that a slower machine does not turn right into wrong."""
+_LONGER, _LEAST_CPU_S = 5.0, 0.05
+"""A trivial body that takes so many times the gold code's CPU-seconds, and at least so many, has no end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ def record_steps(
     Raises:
         SandboxError: the sandbox broke.
     """
-    texts = [_text(name) for name in ("literals", "operators", "shipping", "steps_recorder")]
+    texts = [text_of(name) for name in ("literals", "operators", "shipping", "steps_recorder")]
     run, seen = runner.run_observed(tree, {"programs": texts, "options": {"sources": list(sources)}}, tests)
     found = seen or {"steps": [], "facts": []}
     facts = [(test, touching, kind) for test, touching, kind in found["facts"]]
@@ -63,43 +67,66 @@ def examine_programs(
     return answers if answers is not None and len(answers) == len(programs) else [None] * len(programs)
 
 
+class KnownProgram(Protocol):
+    """A program, what the gold code answers, and the CPU-seconds that it took."""
+
+    @property
+    def steps(self) -> Steps: ...
+
+    @property
+    def expected(self) -> Sequence[Any]: ...
+
+    @property
+    def cpu_s(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyTrial:
-    """A changed source file, and the programs that it is tried on, by number, in order."""
+    """Another body for a function of the gold code, and the programs that it is tried on, by number, in order."""
 
     path: str
     qualname: str
-    """The function whose body is another one."""
-    text: str | None
-    """The file's text; None is the gold code itself."""
+    def_line: int
+    """1-based, as are those of the body's lines."""
+    first_line: int
+    last_line: int
+    indent: str
+    text: str
+    """The body, one line."""
     numbers: Sequence[int]
     most: int
     """Stop after this many programs whose answers are wrong."""
+    found_first: bool = False
+    """Begin with the programs that tell the function's bodies in the trials before, all of them."""
 
 
 def try_bodies(
-    runner: CodeRunner, tree: Tree, programs: Sequence[Steps], expected: Sequence[list[Any]], trials: Sequence[BodyTrial]
+    runner: CodeRunner, tree: Tree, programs: Sequence[KnownProgram], trials: Sequence[BodyTrial]
 ) -> list[list[int]] | None:
-    """Return for each trial the numbers of the programs whose answers are wrong: all of them where it cannot be imported.
+    """Return for each trial the numbers of the programs that the gold code answers as expected and its body does not: all of the
+    former where the file cannot be imported with it.
 
-    None when the sandbox ended early. Raises SandboxError.
+    Once a body passes, the function's other bodies are not tried, and get an empty list too. None when the sandbox ended early.
+    Raises SandboxError.
     """
     orders = [
         {
-            "body": None if trial.text is None else {"path": trial.path, "qualname": trial.qualname, "text": trial.text},
+            "body": {name: getattr(trial, name) for name in _BODY},
             "numbers": list(trial.numbers),
             "most": trial.most,
-            "expected": {number: expected[number] for number in trial.numbers},
-            "cpu_s": _GOLD_CPU_S,
-            "wall_s": _GOLD_WALL_S,
+            "found_first": trial.found_first,
         }
         for trial in trials
     ]
-    request = {"mode": "bodies", "programs": list(programs), "orders": orders}
+    request = {
+        "mode": "bodies",
+        "programs": [program.steps for program in programs],
+        "expected": [program.expected for program in programs],
+        "body_cpu_s": [max(_LEAST_CPU_S, _LONGER * program.cpu_s) for program in programs],
+        "orders": orders,
+    }
     answers = _ask(runner, tree, request, gold=True)[1]
-    if answers is None or len(answers) != len(trials):
-        return None
-    return [list(trial.numbers) if found is None else found for trial, found in zip(trials, answers, strict=True)]
+    return answers if answers is not None and len(answers) == len(trials) else None
 
 
 def wrong_programs(runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
@@ -120,19 +147,5 @@ def _ask(
 ) -> tuple[Ending, list[Any] | None]:
     limits = {"cpu_s": _GOLD_CPU_S, "wall_s": _GOLD_WALL_S} if gold else {"cpu_s": _CPU_S, "wall_s": _WALL_S}
     env = {"PYTHONHASHSEED": str(hash_seed)} if hash_seed else {}
-    result, answer = runner.ask(tree, _program(), {**request, **limits}, env, judged=not gold)
+    result, answer = runner.ask(tree, program_of(*_DRIVER), {**request, **limits}, env, judged=not gold)
     return result.ending, answer if isinstance(answer, list) else None
-
-
-Text: TypeAlias = Literal["literals", "operators", "shipping", "steps_recorder", "steps_driver"]
-
-
-@cache
-def _text(module: Text) -> str:
-    return Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
-
-
-@cache
-def _program() -> str:
-    texts = [_text(name) for name in ("literals", "operators", "shipping", "steps_driver")]
-    return f"for text in {texts!r}:\n    exec(compile(text, '<string>', 'exec'))"

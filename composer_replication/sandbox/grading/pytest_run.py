@@ -8,11 +8,11 @@ import secrets
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from composer_replication.sandbox.grading.events import after_events, event_observer, events_in
+from composer_replication.sandbox.grading.texts import program_of
 from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Limits, Sandbox, Tree
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.types import Outcome
@@ -158,7 +158,7 @@ class CodeRunner:
         ordered = {"ids": list(test_ids), "extra": list(extra_args), "plugins": plugins_of(self.sandbox, self.python)}
         request = {"coverage": False, "observer": None, "twice": False, **ordered, **options}
         require_modules(self.sandbox, self.python, "pytest", *(["coverage"] if request["coverage"] else []))
-        result, answer = self.ask(tree, _driver_source(), request, _ENVIRONMENT, judged=bool(test_ids), mark=mark)
+        result, answer = self.ask(tree, program_of("pytest_driver"), request, _ENVIRONMENT, judged=bool(test_ids), mark=mark)
         return result, answer if isinstance(answer, dict) else None
 
 
@@ -177,11 +177,6 @@ def require_modules(sandbox: Sandbox, python: Path, *names: str) -> None:
 def plugins_of(sandbox: Sandbox, python: Path) -> list[str]:
     """Return the modules of the installed pytest plugins that runs load. Raises TaskError and SandboxError."""
     return [module for name, module in sandbox.installation(python).pytest_plugins if name not in _SKIPPED_PLUGINS]
-
-
-@cache
-def _driver_source() -> str:
-    return Path(__file__).with_name("pytest_driver.py").read_text(encoding="utf-8")
 
 
 def read_answer(result: ExecResult, nonce: str, most: int = _MOST_UNPACKED) -> Any:

@@ -14,6 +14,7 @@ import builtins
 import contextlib
 import itertools
 import os
+import re
 import sys
 import threading
 import types
@@ -152,6 +153,15 @@ class Recorder:
                 self.touched.add(id(result))
         return len(self.steps) - 1
 
+    def add_raised(self, step: dict[str, Any], touching: bool, error: BaseException) -> None:
+        """Write down a step that raises: the exception is what later steps look at."""
+        number = self.add(step, touching)
+        if id(error) not in self.handles:
+            self.handles[id(error)] = number
+            self.kept.append(error)
+            if touching:
+                self.touched.add(id(error))
+
     def note(self, make: Callable[[], dict[str, Any]], do: Callable[[], Any], operands: tuple[Any, ...]) -> Any:
         """Do what the test does, and write it down where that is possible."""
         if self.idle() or self.counts.get(self.test(), 0) >= _MOST_STEPS:
@@ -165,8 +175,8 @@ class Recorder:
         self.inside += 1
         try:
             result = do()
-        except BaseException:
-            self.attempt(lambda: self.add(step, touching))
+        except BaseException as error:
+            self.attempt(partial(self.add_raised, step, touching, error))
             raise
         finally:
             self.inside -= 1
@@ -317,11 +327,19 @@ class Recorder:
         return again
 
     def context(self, manager: Any, /) -> Any:
-        return (
-            manager
-            if self.idle() or not self.touches((manager,)) or not hasattr(manager, "__enter__")
-            else Entered(self, manager)
-        )
+        if self.idle() or not hasattr(manager, "__enter__"):
+            return manager
+        if self.place(manager) == "harness":
+            pattern = pattern_of(manager)
+            return manager if pattern is None else Expecting(self, manager, pattern)
+        return Entered(self, manager) if self.touches((manager,)) else manager
+
+    def matched(self, error: BaseException, pattern: str) -> None:
+        """Write down that the message of an exception matches what the tests expect of it."""
+        number = self.handles.get(id(error))
+        if number is not None:
+            text = self.add({"do": "call", "of": ["named", "builtins:str"], "args": [["step", number]], "unused": True}, True)
+            self.add({"do": "call", "of": ["named", "re:search"], "args": [pattern, ["step", text]]}, True)
 
     def decorator(self, decorate: Any, /) -> Any:
         if self.idle() or not self.touches((decorate,)):
@@ -337,11 +355,39 @@ class Recorder:
         step = self.attempt(lambda: {"do": "await", "of": self.written(awaitable)})
         try:
             result = await awaitable
-        except BaseException:
-            self.attempt(lambda: step and self.add(step, True))
+        except BaseException as error:
+            if step:
+                self.attempt(partial(self.add_raised, step, True, error))
             raise
         self.attempt(lambda: step and self.add(step, True, result))
         return result
+
+
+def pattern_of(expecting: Any) -> str | None:
+    """Return the pattern that a `raises` of pytest or unittest has for the message of the exception."""
+    for name in ("match_expr", "match", "expected_regex"):
+        pattern = getattr(expecting, name, None)
+        if isinstance(pattern, re.Pattern) and pattern.flags == re.compile("").flags:
+            pattern = pattern.pattern
+        if isinstance(pattern, str):
+            return pattern
+    return None
+
+
+class Expecting:
+    """A context manager of the test framework that expects an exception with a message."""
+
+    def __init__(self, recorder: Recorder, manager: Any, pattern: str) -> None:
+        self.recorder, self.manager, self.pattern = recorder, manager, pattern
+
+    def __enter__(self) -> Any:
+        return self.manager.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
+        swallowed = self.manager.__exit__(kind, error, trace)
+        if swallowed:
+            self.recorder.attempt(partial(self.recorder.matched, error, self.pattern))
+        return swallowed
 
 
 class Entered:

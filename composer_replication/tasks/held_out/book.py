@@ -3,8 +3,8 @@
 A program is one that the project's own tests could be: one of their recorded programs, or one with another argument or order of
 steps. A varied program is kept where honest work cannot be wrong about it, as far as that can be told: the gold code runs no line
 for it that it does not run for the program it comes from, and raises nothing that it does not raise there. Any program must give
-the same answers twice, in another order and with other hashes, and ask neither clock nor machine. An exception counts only where
-the tests name it.
+the same answers each time, in another order and with other hashes, and ask neither clock nor machine. An exception counts only
+where the tests name it.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class ObservedProgram:
     """As in `HeldOutProgram`."""
     entered: frozenset[str]
     """Keys (`path::qualname`) of the functions the gold code runs for it."""
+    cpu_s: float
+    """CPU-seconds that the gold code takes for it."""
     seen: bool
     """A test does these very steps."""
 
@@ -109,17 +111,17 @@ def _programs(
     varied = _varied([recorded[number].steps for number in taken], _wanted([first[number] for number in taken]), rng)
     tried = [recorded[number].steps for number in taken] + [steps for _, steps in varied]
     lined = examine_programs(runner, Tree(base=tree), tried[::-1], lines=True, hash_seed=1)[::-1]
-    again = examine_programs(runner, Tree(base=tree), [steps for _, steps in varied], hash_seed=2)
+    again = examine_programs(runner, Tree(base=tree), tried, hash_seed=2)
     errors = _ExpectedErrors(tree)
     found = []
     for place, number in enumerate(taken):
         named = errors.of(recorded[number].test)
-        found.append(_observed(tried[place], first[number], lined[place], named, seen=True))
-    for (parent, steps), one, other in zip(varied, lined[len(taken) :], again, strict=True):
-        origin = lined[parent]
+        found.append(_observed(tried[place], (lined[place], again[place], first[number]), named, seen=True))
+    for place, (parent, steps) in enumerate(varied, len(taken)):
+        origin, one = lined[parent], lined[place]
         if origin is not None and one is not None and _does_nothing_new(steps, one, tried[parent], origin):
             named = errors.of(recorded[taken[parent]].test) - _MISUSE
-            found.append(_observed(steps, one, other, named, seen=False))
+            found.append(_observed(steps, (one, again[place]), named, seen=False))
     return [program for program in found if program is not None and program.informative], ""
 
 
@@ -197,19 +199,22 @@ def _uses(steps: Steps, number: int) -> int:
     return sum(number in needs(step) for _, step in steps)
 
 
-def _observed(
-    steps: Steps, one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, errors: Set[str], *, seen: bool
-) -> ObservedProgram | None:
-    """Return a program with the answers that were the same twice and that count; None for one that is not to be relied on."""
-    if one is None or other is None or one["unsteady"] or other["unsteady"]:
+def _observed(steps: Steps, times: Sequence[Mapping[str, Any] | None], errors: Set[str], *, seen: bool) -> ObservedProgram | None:
+    """Return a program with the answers that were the same each time and that count; None for one that is not to be relied on."""
+    done = [one for one in times if one is not None and not one["unsteady"]]
+    if len(done) < len(times) or min(one["seconds"] for one in done) > _SLOW_S:
         return None
-    if min(one["seconds"], other["seconds"]) > _SLOW_S:
-        return None
-    answers = zip(one["answers"], other["answers"], strict=True)
-    expected = [mine if mine == theirs and _counts(mine, errors) else None for mine, theirs in answers]
+    answers = zip(*(one["answers"] for one in done), strict=True)
+    expected = [same[0] if all(one == same[0] for one in same) and _counts(same[0], errors) else None for same in answers]
     kept = _needed(steps, expected)
-    entered = frozenset(f"{path}::{name}" for path, name in one["entered"])
-    return ObservedProgram(steps=[steps[at] for at in kept], expected=[expected[at] for at in kept], entered=entered, seen=seen)
+    entered = frozenset(f"{path}::{name}" for path, name in done[0]["entered"])
+    return ObservedProgram(
+        steps=[steps[at] for at in kept],
+        expected=[expected[at] for at in kept],
+        entered=entered,
+        cpu_s=min(one["seconds"] for one in done),
+        seen=seen,
+    )
 
 
 def _needed(steps: Steps, expected: Sequence[Any]) -> list[int]:

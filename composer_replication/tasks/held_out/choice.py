@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from composer_replication.languages.python.delete import STUB
@@ -20,10 +20,11 @@ from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks.held_out.book import HiddenBook, ObservedProgram
 from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
 
-_POOL = 16
+_POOL = 48
 """Programs that a body is tried on, per function."""
 _BITES = 1
-"""Programs that have to tell a body from the gold code before the next body is tried. Each body begins at another program."""
+"""Programs that have to tell a body from the gold code before the next body is tried. Each body begins at another program, the
+stub with those that tell the others."""
 _FEWEST, _FEWEST_ANSWERS = 4, 2
 """Programs of a function, and different lists of answers among them, below which the programs are no evidence."""
 _PER_FUNCTION, _ANTI_PER_TASK = 8, 6
@@ -37,7 +38,7 @@ class _Trials:
     pool: list[int]
     bodies: list[str]
     trials: list[BodyTrial]
-    """The first is that of the gold code."""
+    """One of each body."""
 
 
 def choose_checks(
@@ -47,14 +48,12 @@ def choose_checks(
     *,
     runner: CodeRunner,
     gold: Tree,
-    files: Mapping[str, bytes],
     seed: str,
 ) -> HeldOutChecks:
     """Choose checks for a task that deletes `functions` and whose fail-to-pass tests are `failing`; deterministic in `seed`.
 
     Args:
         gold: the tree with the feature.
-        files: its sources, by POSIX path.
 
     Raises:
         SandboxError: the sandbox broke.
@@ -63,13 +62,11 @@ def choose_checks(
     names = {test_id.partition("[")[0] for test_id in failing}
     anti_tests = [test for test in book.anti_tests if test.test in names]
     rng.shuffle(anti_tests)
-    groups = [_trials_of(function, book.programs, files[function.path], rng) for function in functions]
+    groups = [_trials_of(function, book.programs, rng) for function in functions]
     numbers = sorted({number for group in groups for number in group.pool})
     place = {number: at for at, number in enumerate(numbers)}
     trials = [replace(trial, numbers=[place[number] for number in trial.numbers]) for group in groups for trial in group.trials]
-    steps = [book.programs[number].steps for number in numbers]
-    expected = [book.programs[number].expected for number in numbers]
-    answers = try_bodies(runner, gold, steps, expected, trials) if steps else []
+    answers = try_bodies(runner, gold, [book.programs[number] for number in numbers], trials) if numbers else []
     if answers is None:
         return HeldOutChecks(anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness="trivial bodies could not be tried in time")
     found = iter([[numbers[at] for at in wrong] for wrong in answers])
@@ -83,22 +80,32 @@ def choose_checks(
     return HeldOutChecks(programs=tuple(chosen), anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness=weakness)
 
 
-def _trials_of(function: Function, programs: Sequence[ObservedProgram], source: bytes, rng: random.Random) -> _Trials:
+def _trials_of(function: Function, programs: Sequence[ObservedProgram], rng: random.Random) -> _Trials:
     """Order the programs that run a function, new and recorded ones in turns, and start each body at another of them."""
     running = [number for number, program in enumerate(programs) if function.key in program.entered]
     rng.shuffle(running)
     running.sort(key=lambda number: len(programs[number].steps))
     halves = [[n for n in running if programs[n].seen is seen][: _POOL // 2] for seen in (False, True)]
     pool = [number for turn in _in_turns(halves) for number in turn]
-    bodies = trivial_bodies(source, function) if pool else []
-    place = {"path": function.path, "qualname": function.qualname}
-    trials = [BodyTrial(**place, text=None, numbers=pool, most=len(pool))] if pool else []
+    bodies = [*(body for body in trivial_bodies(function) if body != STUB), STUB] if pool else []
+    trials = []
     for number, body in enumerate(bodies):
-        start = 2 * number % len(pool)
-        order = pool[start:] + pool[:start]
-        most = _PER_FUNCTION if body.body == STUB else _BITES
-        trials.append(BodyTrial(**place, text=body.source, numbers=order, most=most))
-    return _Trials(function=function, pool=pool, bodies=[body.body for body in bodies], trials=trials)
+        start = number % min(len(pool), _PER_FUNCTION)
+        trials.append(
+            BodyTrial(
+                path=function.path,
+                qualname=function.qualname,
+                def_line=function.def_line,
+                first_line=function.first_line,
+                last_line=function.last_line,
+                indent=function.indent.decode(),
+                text=body,
+                numbers=pool[start:] + pool[:start],
+                most=_PER_FUNCTION if body == STUB else _BITES,
+                found_first=body == STUB,
+            )
+        )
+    return _Trials(function=function, pool=pool, bodies=bodies, trials=trials)
 
 
 def _in_turns(halves: Sequence[Sequence[int]]) -> Iterable[list[int]]:
@@ -109,18 +116,16 @@ def _in_turns(halves: Sequence[Sequence[int]]) -> Iterable[list[int]]:
 def _chosen(
     group: _Trials, wrong: Sequence[Sequence[int]], programs: Sequence[ObservedProgram]
 ) -> tuple[list[HeldOutProgram], str]:
-    """Return the programs of one function, fewest first that tell every body, and why they are no evidence."""
+    """Return programs of one function that tell every body and fail on its stub, and why they are no evidence."""
     name = group.function.qualname
     if not group.pool:
         return [], f"no held-out program runs it: {name}"
-    unsteady = set(wrong[0])
-    biting = {body: [n for n in found if n not in unsteady] for body, found in zip(group.bodies, wrong[1:], strict=True)}
-    chosen: list[int] = []
-    for found in biting.values():
-        missing = _BITES - len(set(found) & set(chosen))
-        chosen += [number for number in found if number not in chosen][: max(missing, 0)]
-    others = dict.fromkeys(number for found in biting.values() for number in found if number not in chosen)
-    chosen = (chosen + list(others))[: max(_PER_FUNCTION, len(chosen))]
+    passing = next((body for body, found in zip(group.bodies, wrong, strict=True) if not found), None)
+    if passing is None:  # the stub, which comes last, was tried: a program that it satisfies is none
+        wrong = [[number for number in found if number in wrong[-1]] for found in wrong]
+        passing = next((body for body, found in zip(group.bodies, wrong, strict=True) if not found), None)
+    chosen = list(dict.fromkeys(number for found in wrong[:-1] for number in found))
+    chosen += [number for number in wrong[-1] if number not in chosen][: max(_PER_FUNCTION - len(chosen), 0)]
     held = [
         HeldOutProgram(
             steps=json.dumps(programs[number].steps),
@@ -130,7 +135,6 @@ def _chosen(
         )
         for number in chosen
     ]
-    passing = next((body for body, found in biting.items() if not found), None)
     if passing is not None:
         return held, f"a trivial body satisfies its held-out programs: `{passing}` in {name}"
     if len(held) < _FEWEST or len({program.expected for program in held}) < _FEWEST_ANSWERS:

@@ -53,7 +53,6 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
             frozenset(spec.fail_to_pass),
             runner=runner,
             gold=Tree(base=solved),
-            files=gold,
             seed=spec.task_id,
         )
     checks = prove_programs(checks, runner, Tree(base=repo))

@@ -161,11 +161,12 @@ class Validator:
             failing,
             runner=self.runner,
             gold=Tree(base=self.compiled),
-            files=self.files,
             seed=f"{self.options.seed} {candidate.key}",
         )
         if checks.weakness and not self.options.forgeable:
             raise ForgeableError(checks.weakness)
+        if self.options.mode == "stub" and len(candidate.functions) == 1 and not checks.weakness:
+            return checks  # each of them was seen to fail on this very tree
         return prove_programs(checks, self.runner, Tree(base=self.compiled, changes=deleted))
 
     def _each_left_out(self, candidate: Candidate) -> dict[str, Tree]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import email.parser
+import itertools
 import re
 import shutil
 import subprocess
@@ -53,9 +54,9 @@ def declared_requirements(tree: Path, name: str) -> tuple[str, ...]:
 def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None = None, build_sdists: bool = False) -> Path:
     """Make a virtual environment in `folder` for the tests of the project at `tree`; returns its interpreter.
 
-    It gets what the project declares, pytest and coverage, and keeps no pip. Of the project itself it gets name and version, for
-    code that asks `importlib.metadata` for them, and no module. An environment that was completed for the same requirements is
-    used again.
+    It gets what the project declares, pytest and coverage, and keeps neither pip nor setuptools unless they are among these. Of
+    the project itself it gets name and version, for code that asks `importlib.metadata` for them, and no module. An environment
+    that was completed for the same requirements is used again.
 
     Only wheels are installed, which runs none of their code. pip's settings, proxies and certificates are passed on, and nothing
     else of this process's environment.
@@ -76,11 +77,12 @@ def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None =
     _call(
         [str(base or sys.executable), "-m", "venv", "--clear", str(folder)], "the environment for the tests cannot be made", made
     )
+    _remove(folder, "setuptools", "pkg_resources", "_distutils_hack")
     form, fix = ("--prefer-binary", made) if build_sdists else ("--only-binary=:all:", f"{made}; or {_BUILD}")
     install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input", form, *wanted]
     _call(install, "the project's dependencies cannot be installed", fix)
     if "pip" not in wanted:
-        _remove_pip(folder)
+        _remove(folder, "pip")
     version = _declared_version(tree)
     for packages in folder.glob("lib/python*/site-packages"):
         metadata = packages / f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info" / "METADATA"
@@ -90,15 +92,20 @@ def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None =
     return python
 
 
-def _remove_pip(folder: Path) -> None:
-    """Remove pip, which vendors projects that others want tasks of, such as rich and requests.
+def _remove(folder: Path, *names: str) -> None:
+    """Remove packages that `venv` installs: pip and setuptools vendor projects that others want tasks of, such as rich.
 
-    By its files: an interpreter that has the dependencies would run their `.pth` files when it starts.
+    By their files: an interpreter that has the dependencies would run their `.pth` files when it starts.
     """
-    for path in (*folder.glob("lib/python*/site-packages/pip"), *folder.glob("lib/python*/site-packages/pip-*.dist-info")):
-        shutil.rmtree(path)
-    for path in folder.glob("bin/pip*"):
-        path.unlink()
+    for name in names:
+        packages = (folder.glob(f"lib/python*/site-packages/{pattern}") for pattern in (name, f"{name}-*.dist-info"))
+        for path in itertools.chain.from_iterable(packages):
+            shutil.rmtree(path)
+        for path in folder.glob(f"bin/{name}*"):
+            path.unlink()
+    if "setuptools" in names:
+        for path in folder.glob("lib/python*/site-packages/distutils-precedence.pth"):
+            path.unlink()
 
 
 def _call(command: list[str], problem: str, fix: str) -> None:

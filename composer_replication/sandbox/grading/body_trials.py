@@ -1,0 +1,183 @@
+"""Other bodies for functions of the gold code, tried on programs of steps inside a sandbox.
+
+The text of this module runs behind that of `steps_replay` and in front of `steps_driver`.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from types import CodeType, FrameType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.sandbox.grading.literals import differs
+    from composer_replication.sandbox.grading.steps_replay import Program, import_modules, in_fork, run
+
+_IMPORT_CPU_S, _IMPORT_WALL_S = 5.0, 20.0
+"""Limits of importing what a file with another body is part of; CPU-seconds of programs are not counted."""
+
+
+def forget_tree() -> None:
+    """Have the modules of the tree imported anew."""
+    root = os.getcwd() + os.sep
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(root):
+            del sys.modules[name]
+
+
+def lines_of(place: str) -> list[bytes]:
+    """Return the lines of a source file as Python counts them."""
+    with open(place, "rb") as file:
+        return file.read().removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
+
+
+def replace_body(body: dict[str, Any]) -> None:
+    """Have the module that holds a function compiled with another body in it."""
+    original = importlib.machinery.SourceFileLoader.get_code
+    place = os.path.join(os.getcwd(), body["path"])
+    lines = lines_of(place)
+    lines[body["first_line"] - 1 : body["last_line"]] = [f"{body['indent']}{body['text']}\n".encode()]
+    text = b"".join(lines).decode()
+
+    def get_code(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
+        return compile(text, place, "exec", dont_inherit=True) if loader.path == place else original(loader, name)
+
+    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]
+
+
+def code_named(code: CodeType, qualname: str) -> CodeType | None:
+    """Return the code of a function from that of its module."""
+    if code.co_qualname == qualname:
+        return code
+    inner = (code_named(constant, qualname) for constant in code.co_consts if isinstance(constant, CodeType))
+    return next((found for found in inner if found is not None), None)
+
+
+def code_with(body: dict[str, Any], lines: Sequence[bytes], old: CodeType) -> CodeType | None:
+    """Compile a function with another body, from its own lines between empty classes; None where that is not the same as in its
+    file."""
+    header = lines[body["def_line"] - 1 : body["first_line"] - 1]
+    margin = header[0][: len(header[0]) - len(header[0].lstrip())]
+    classes = body["qualname"].split(".")[:-1]
+    around = [f"class {name}:\n".encode() for name in classes] or ([b"if True:\n"] if margin else [])
+    if len(around) > len(margin):
+        return None
+    opened = [margin[:depth] + line for depth, line in enumerate(around)]
+    indent = body["indent"].encode()
+    kept = [indent + name.encode() + b"\n" for name in old.co_freevars]  # a name that is read stays a free variable
+    text = b"".join([*opened, *header, indent, body["text"].encode(), b"\n", *kept])
+    try:
+        new = code_named(compile(text, old.co_filename, "exec", dont_inherit=True), body["qualname"])
+    except SyntaxError:
+        return None
+    return new if new is not None and new.co_freevars == old.co_freevars else None
+
+
+class Bodies:
+    """Puts other bodies in the place of functions' own: in the functions themselves, where that is the same as a changed file."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.programs: Sequence[Program] = request["programs"]
+        self.expected: Sequence[list[Any]] = request["expected"]
+        self.cpu_s, self.wall_s = request["cpu_s"], request["wall_s"]
+        self.body_cpu_s: Sequence[float] = request["body_cpu_s"]
+        self.run_at_import: set[CodeType] = set()
+        self.functions: dict[tuple[str, str], list[FunctionType]] = {}
+        self.held: dict[int, bool] = {}
+
+    def profile(self, frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call":
+            self.run_at_import.add(frame.f_code)
+
+    def import_modules(self) -> None:
+        """Import what programs name, and note what runs meanwhile and which functions there are."""
+        sys.setprofile(self.profile)
+        try:
+            import_modules(self.programs)
+        finally:
+            sys.setprofile(None)
+        for function in gc.get_objects():
+            if isinstance(function, FunctionType):
+                key = (function.__code__.co_filename, function.__code__.co_qualname)
+                self.functions.setdefault(key, []).append(function)
+
+    def find(self, path: str, qualname: str) -> list[FunctionType]:
+        """Return the functions of that name; none where one of them ran when its module was imported."""
+        found = self.functions.get((os.path.join(os.getcwd(), path), qualname), [])
+        return [] if any(function.__code__ in self.run_at_import for function in found) else found
+
+    def is_wrong(self, number: int, cpu_s: float) -> bool:
+        answers = in_fork(partial(run, self.programs[number]), cpu_s=cpu_s, wall_s=self.wall_s)
+        return differs(self.expected[number], answers)
+
+    def holds(self, number: int) -> bool:
+        """Return whether the gold code answers a program as expected, here and now."""
+        if number not in self.held:
+            self.held[number] = not self.is_wrong(number, self.cpu_s)
+        return self.held[number]
+
+    def try_all(self, orders: Sequence[dict[str, Any]]) -> list[list[int]]:
+        """Return for each order the numbers of the first `most` of its `numbers` that tell its body from the gold code.
+
+        Once a body of a function is told by none, the function's other bodies are not tried, and get an empty list too.
+        """
+        answers: list[list[int]] = []
+        passed: set[tuple[str, str]] = set()
+        told: dict[tuple[str, str], list[int]] = {}
+        for order in orders:
+            function = (order["body"]["path"], order["body"]["qualname"])
+            known = told.setdefault(function, [])
+            numbers, most = order["numbers"], order["most"]
+            if order["found_first"]:
+                numbers, most = [*known, *(number for number in numbers if number not in known)], max(most, len(known))
+            found = [] if function in passed else self.try_one(order["body"], numbers, most)
+            known += [number for number in found if number not in known]
+            if not found:
+                passed.add(function)
+            answers.append(found)
+        return answers
+
+    def try_one(self, body: dict[str, Any], numbers: Sequence[int], most: int) -> list[int]:
+        """Return the first `most` of the numbers whose programs tell a body."""
+        functions = self.find(body["path"], body["qualname"])
+        before = [function.__code__ for function in functions]
+        lines = lines_of(os.path.join(os.getcwd(), body["path"]))
+        codes = [code_with(body, lines, old) for old in before]
+        if not codes or None in codes:
+            return self.try_file(body, [number for number in numbers if self.holds(number)], most)
+        found: list[int] = []
+        for number in numbers:
+            try:
+                for function, code in zip(functions, codes, strict=True):
+                    function.__code__ = code  # type: ignore[assignment]
+                wrong = self.is_wrong(number, self.body_cpu_s[number])
+            finally:
+                for function, code in zip(functions, before, strict=True):
+                    function.__code__ = code
+            if wrong and self.holds(number):
+                found.append(number)
+                if len(found) == most:
+                    break
+        return found
+
+    def try_file(self, body: dict[str, Any], steady: Sequence[int], most: int) -> list[int]:
+        """Do `try_one` with a changed file: all programs tell a body whose module cannot be imported, or not to the end."""
+        found = in_fork(partial(self.try_imported, body, steady, most), cpu_s=_IMPORT_CPU_S, wall_s=_IMPORT_WALL_S)
+        return list(steady) if found is None else found
+
+    def try_imported(self, body: dict[str, Any], steady: Sequence[int], most: int) -> list[int]:
+        forget_tree()
+        replace_body(body)
+        import_modules([self.programs[number] for number in steady])
+        found: list[int] = []
+        for number in steady:
+            if self.is_wrong(number, self.body_cpu_s[number]):
+                found.append(number)
+                if len(found) == most:
+                    break
+        return found

@@ -1,0 +1,227 @@
+"""Doing the steps of a program over the code under test inside a sandbox, each program in a fork under limits of the kernel.
+
+The text of this module runs behind those of `literals`, `operators` and `shipping`, in front of `body_trials` and `steps_driver`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import select
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from types import BuiltinFunctionType, CodeType, FrameType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from composer_replication.sandbox.grading.literals import MOST_ITEMS, OPAQUE, decode, encode_items, encode_result
+    from composer_replication.sandbox.grading.operators import operate
+    from composer_replication.sandbox.grading.shipping import rebuild
+
+Program: TypeAlias = "Sequence[tuple[int, dict[str, Any]]]"
+
+_LONGEST = 4 << 20
+"""Bytes of the answer of one program."""
+_UNSTEADY = frozenset(
+    {"now", "today", "utcnow", "time", "time_ns", "monotonic", "perf_counter", "localtime", "gmtime", "ctime", "urandom"}
+    | {"getrandbits", "random", "getpid", "getcwd", "listdir", "scandir", "stat", "open", "system", "fork"}
+)
+"""Built-in functions whose answers belong to the moment or the machine."""
+
+
+class Lost(BaseException):
+    """A step needs what an earlier one did not give."""
+
+
+class Replay:
+    """One run of a program."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, Any] = {}
+        self.loop: AbstractEventLoop | None = None
+
+    def resolve(self, written: list[Any]) -> Any:
+        match written:
+            case ["step", number]:
+                if number not in self.made:
+                    raise Lost
+                return self.made[number]
+            case ["module", name]:
+                return importlib.import_module(name)
+            case ["method", owner, name]:
+                return getattr(self.read(owner), name)
+            case ["stand-in", function]:
+                return types.MethodType(self.read(function), types.SimpleNamespace())
+            case ["shipped", *_]:
+                return rebuild(written, self.resolve)
+        raise ValueError(written[0])
+
+    def read(self, written: Any) -> Any:
+        return decode(written, self.resolve)
+
+    def perform(self, step: dict[str, Any]) -> Any:
+        do, of = step["do"], step.get("of")
+        if do in ("value", "look"):
+            return self.read(of)
+        if do == "iterator":
+            return iter(self.read(of))
+        if do == "attribute":
+            return getattr(self.read(of), step["name"])
+        if do == "items":
+            return list(itertools.islice(self.read(of), MOST_ITEMS))
+        if do == "await":
+            if self.loop is None:
+                import asyncio
+
+                self.loop = asyncio.new_event_loop()
+            return self.loop.run_until_complete(self.read(of))
+        args = [self.read(argument) for argument in step["args"]]
+        if do == "operator":
+            return operate(step["name"], *args)
+        function = self.read(of) if do == "call" else getattr(self.read(of), step["name"])
+        return function(*args, **{name: self.read(value) for name, value in step.get("named", {}).items()})
+
+    def answer(self, number: int, step: dict[str, Any]) -> list[Any]:
+        """Do a step. Returns `["returns", data]`, `["raises", class names of the exception and its bases]` or `["lost"]`."""
+        try:
+            result = self.made[number] = self.perform(step)
+            if step.get("unused") or step["do"] in ("value", "iterator"):
+                return ["returns", OPAQUE]
+            return ["returns", encode_items(result) if step["do"] == "items" else encode_result(result)]
+        except Lost:
+            return ["lost"]
+        except BaseException as error:  # noqa: BLE001 - whatever the code under test raises is its answer
+            self.made[number] = error.with_traceback(None)
+            return ["raises", [kind.__name__ for kind in type(error).__mro__]]
+
+
+class Witness:
+    """Sees which lines and functions of the tree a program runs, and whether it asks the clock or the machine."""
+
+    def __init__(self, *, lines: bool) -> None:
+        self.root = os.getcwd() + os.sep
+        self.inside: dict[CodeType, str] = {}
+        self.wants_lines = lines
+        self.lines: set[tuple[str, int]] = set()
+        self.entered: set[tuple[str, str]] = set()
+        self.unsteady = False
+
+    def path_of(self, code: CodeType) -> str:
+        path = self.inside.get(code)
+        if path is None:
+            name = code.co_filename
+            path = self.inside[code] = name[len(self.root) :] if name.startswith(self.root) else ""
+        return path
+
+    def trace(self, frame: FrameType, event: str, _argument: object) -> Any:
+        path = self.path_of(frame.f_code)
+        if not path:
+            return None
+        if event == "line":
+            self.lines.add((path, frame.f_lineno))
+        return self.trace
+
+    def profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            path = self.path_of(frame.f_code)
+            if path:
+                self.entered.add((path, frame.f_code.co_qualname))
+        elif event == "c_call" and isinstance(argument, BuiltinFunctionType) and argument.__name__ in _UNSTEADY:
+            self.unsteady = self.unsteady or not frame.f_code.co_filename.startswith("<frozen importlib")
+
+    def __enter__(self) -> None:
+        if self.wants_lines:
+            sys.settrace(self.trace)
+        sys.setprofile(self.profile)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        sys.settrace(None)
+
+
+def run(program: Program) -> list[Any]:
+    """Return the answer of each step."""
+    replay = Replay()
+    return [replay.answer(number, step) for number, step in program]
+
+
+def examine(program: Program, *, lines: bool) -> dict[str, Any]:
+    """Return the answers, what trusted code ran for them (`lines`, `entered`, `unsteady`, `seconds`), and which steps gave
+    `iterators`."""
+    witness, replay = Witness(lines=lines), Replay()
+    started = time.process_time()
+    with witness:
+        answers = [replay.answer(number, step) for number, step in program]
+    return {
+        "answers": answers,
+        "lines": sorted(witness.lines),
+        "entered": sorted(witness.entered),
+        "unsteady": witness.unsteady,
+        "iterators": [number for number, made in replay.made.items() if hasattr(type(made), "__next__")],
+        "seconds": time.process_time() - started,
+    }
+
+
+def in_fork(work: Callable[[], Any], *, cpu_s: float, wall_s: float) -> Any:
+    """Return what `work` returns, as JSON carries it, or None when it did not get to its end within the limits.
+
+    The kernel ends it: a signal that Python handles is not heard in an endless loop of C.
+    """
+    end, start = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(end)
+            for timer, number in ((signal.ITIMER_PROF, signal.SIGPROF), (signal.ITIMER_REAL, signal.SIGALRM)):
+                signal.signal(number, signal.SIG_DFL)
+                signal.setitimer(timer, cpu_s if timer == signal.ITIMER_PROF else wall_s)
+            text = json.dumps(work()).encode()[:_LONGEST]
+            for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+                signal.setitimer(timer, 0)
+            while text:
+                text = text[os.write(start, text) :]
+        finally:
+            os._exit(0)
+    os.close(start)
+    text, deadline = b"", time.monotonic() + 2 * wall_s
+    while (left := deadline - time.monotonic()) > 0 and select.select([end], [], [], left)[0]:
+        more = os.read(end, 1 << 20)
+        if not more:
+            break
+        text += more
+    os.close(end)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def modules_of(value: Any) -> Iterator[str]:
+    """Yield the modules that steps name."""
+    match value:
+        case ["named" | "module", str(name)]:
+            yield name.partition(":")[0]
+        case list():
+            for item in value:
+                yield from modules_of(item)
+        case dict():
+            for item in value.values():
+                yield from modules_of(item)
+
+
+def import_modules(programs: Sequence[Program]) -> None:
+    """Import what programs name, so that their forks need not; what cannot be imported is their answer."""
+    for name in dict.fromkeys(modules_of([list(map(list, program)) for program in programs])):
+        try:
+            importlib.import_module(name)
+        except BaseException:  # noqa: BLE001 - the code under test may raise anything
+            continue
