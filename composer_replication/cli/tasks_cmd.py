@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -42,10 +42,6 @@ _STAGES = {
 _MOST_REASONS = 12
 _MOST_FAILING = 3
 
-BuildSdistsOption: TypeAlias = Annotated[
-    bool, typer.Option("--build-sdists", help="With --install: run setup.py of what has no wheel, outside of sandboxes.")
-]
-
 
 @app.command()
 def build(
@@ -64,7 +60,6 @@ def build(
     seed: Annotated[int, typer.Option(help="Seed of the order of candidates and of samples of tests.")] = 0,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests, with what they import.")] = None,
     install: Annotated[bool, typer.Option("--install", help="Install the declared dependencies into OUT/.venv.")] = False,
-    build_sdists: BuildSdistsOption = False,
     jobs: Annotated[int, typer.Option(min=1, help="Candidates validated at once.")] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds for one run of the whole test suite.")] = 300.0,
     task_timeout: Annotated[float, typer.Option(help="Seconds for one run of a task's tests.")] = 60.0,
@@ -98,7 +93,6 @@ def build(
         seed=seed,
         python=python,
         install=install,
-        build_sdists=build_sdists,
         jobs=jobs,
         timeout_s=timeout,
         task_timeout_s=task_timeout,
@@ -115,8 +109,8 @@ def build(
 
 
 def _build_and_show(source: str, out: Path, options: BuildOptions) -> None:
-    if options.install and options.build_sdists:
-        echo("not confined: setup.py of dependencies without a wheel runs on this machine with your rights and files", err=True)
+    if options.install:
+        echo("not confined: pip runs on this machine and asks the index of its settings; no code of a dependency runs", err=True)
     with _Display() as display:
         report = build_tasks(source, out, options, progress=display.show)
     _show_report(report, out)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from composer_replication.languages.python.functions import Function, Skipped, find_functions
-from composer_replication.sandbox import Limits, SandboxKind, open_sandbox
+from composer_replication.sandbox import Limits, Sandbox, SandboxKind, open_sandbox
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.opening import remote_python
 from composer_replication.tasks.features.decide import VERDICTS, Decider
@@ -79,7 +79,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     credentials = find_credentials(fetched.tree, options.allow_credentials)
     refuse_credentials(credentials, layout.tests, fetched.label)
     sandbox = open_sandbox(options.sandbox)
-    python = _interpreter(fetched, out, options, tell)
+    python = _interpreter(fetched, out, options, sandbox, tell)
     runner = CodeRunner(sandbox=sandbox, python=python, python_path=layout.python_path, limits=_limits(options.timeout_s))
     tell(BuildEvent("testing"))
     _refuse_copies(fetched, layout, runner, options)
@@ -260,7 +260,7 @@ def _other_place(out: Path, record: dict[str, Any]) -> str:
     return f"choose another --out, or delete {out / STATE} and that build's tasks, {out / slug_of(record['name'])}-*"
 
 
-def _interpreter(source: PristineTree, out: Path, options: BuildOptions, tell: Progress) -> Path:
+def _interpreter(source: PristineTree, out: Path, options: BuildOptions, sandbox: Sandbox, tell: Progress) -> Path:
     if not options.install:
         return (options.python or remote_python(options.sandbox) or Path(sys.executable)).absolute()
     if remote_python(options.sandbox) is not None:
@@ -268,8 +268,7 @@ def _interpreter(source: PristineTree, out: Path, options: BuildOptions, tell: P
         raise SourceError("nothing can be installed on the machine of a remote sandbox", fix=fix)
     tell(BuildEvent("installing"))
     with storage_errors(out):
-        place, build = out.absolute() / ".venv", options.build_sdists
-        return make_environment(place, source.tree, source.name, base=options.python, build_sdists=build)
+        return make_environment(out.absolute() / ".venv", source.tree, source.name, sandbox=sandbox, base=options.python)
 
 
 def _refuse_copies(source: PristineTree, layout: RepositoryLayout, runner: CodeRunner, options: BuildOptions) -> None:

@@ -48,9 +48,8 @@ class BuildOptions:
     python: Path | None = None
     """The interpreter for the tests; this process's own by default."""
     install: bool = False
-    """Make an environment with the project's declared dependencies in OUT/.venv and use that. Only wheels are installed."""
-    build_sdists: bool = False
-    """With `install`, also install what has no wheel: its `setup.py` runs on this machine, outside of every sandbox."""
+    """Make an environment with the project's declared dependencies in OUT/.venv and use that. What has no wheel is built in the
+    sandbox, without network."""
     jobs: int = 2
     """Candidates validated at once."""
     timeout_s: float = 300.0
@@ -101,7 +100,7 @@ class BuildOptions:
     @property
     def shaping(self) -> dict[str, Any]:
         """The options that determine the tasks."""
-        free = ("max_tasks", "jobs", "budget_s", "sandbox", "timeout_s", "build_sdists")
+        free = ("max_tasks", "jobs", "budget_s", "sandbox", "timeout_s")
         return {name: value for name, value in asdict(self).items() if name not in free}
 
 

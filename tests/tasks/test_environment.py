@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
+import re
+import socket
 import subprocess
 import tarfile
 import zipfile
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.tasks.sources.environment import declared_requirements, make_environment
 from composer_replication.types.errors import SourceError
@@ -55,6 +59,9 @@ def test_broken_files_declare_nothing(write_project: WriteProject) -> None:
     assert declared_requirements(root, "shop") == ()
 
 
+METADATA = "Metadata-Version: 2.1\nName: alpha\nVersion: 9.0\n"
+
+
 def write_wheel(folder: Path, name: str, more: Mapping[str, str] | None = None) -> None:
     """An empty distribution that pip takes for the real one."""
     info = f"{name}-9.0.dist-info"
@@ -82,7 +89,7 @@ def test_the_environment_has_the_dependencies_and_not_the_project(
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     project = '[project]\nname = "shop"\nversion = "3.1"\ndependencies = ["alpha"]\n'
     root = write_project({"pyproject.toml": project, "shop.py": ""})
-    python = make_environment(tmp_path / "env", root, "shop")
+    python = make_environment(tmp_path / "env", root, "shop", sandbox=open_sandbox())
     code = (
         "import alpha, pytest, importlib.metadata as m, importlib.util as u; "
         "print(m.version('shop'), *map(u.find_spec, ('shop', 'pip', 'setuptools', 'pkg_resources', '_distutils_hack')))"
@@ -91,21 +98,31 @@ def test_the_environment_has_the_dependencies_and_not_the_project(
     assert answer.stdout.strip() == "3.1" + " None" * 5
     marker = tmp_path / "env" / "marker"
     marker.touch()
-    assert make_environment(tmp_path / "env", root, "shop") == python
+    assert make_environment(tmp_path / "env", root, "shop", sandbox=open_sandbox()) == python
     assert marker.exists()
-    with pytest.raises(SourceError, match=r"dependencies cannot be installed: .*absent") as caught:
-        make_environment(tmp_path / "env", write_project({"requirements.txt": "absent\n"}), "shop")
+    with pytest.raises(SourceError, match="absent has no wheel that fits, and absent: the package index has no source") as caught:
+        make_environment(tmp_path / "env", write_project({"requirements.txt": "absent\n"}), "shop", sandbox=open_sandbox())
     assert "--python" in (caught.value.fix or "")
 
 
 BACKEND = """
-import hashlib, os, pathlib, zipfile
-pathlib.Path({marker!r}).write_text(repr(dict(os.environ)))
+import hashlib, os, pathlib, socket, zipfile
+
+def tried(what):
+    try:
+        return repr(what())
+    except OSError as error:
+        return type(error).__name__
 
 def build_wheel(folder, config=None, metadata=None):
-    name = "beta-9.0-py3-none-any.whl"
+    name = {wheel!r}
+    seen = {{
+        "host": tried(lambda: pathlib.Path({marker!r}).write_text("here")),
+        "network": tried(lambda: socket.create_connection(("127.0.0.1", {port}), 1)),
+        "environment": dict(os.environ),
+    }}
     files = {{
-        "beta.py": "",
+        "beta.py": "seen = " + repr(seen),
         "beta-9.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: beta\\nVersion: 9.0\\n",
         "beta-9.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
     }}
@@ -117,13 +134,13 @@ def build_wheel(folder, config=None, metadata=None):
 """
 
 
-def write_sdist(folder: Path, marker: Path) -> None:
-    """A source archive whose build backend writes a file with its environment."""
+def write_sdist(folder: Path, backend: str, requires: str = "") -> None:
+    """A source archive with a build backend of its own."""
     files = {
         "PKG-INFO": "Metadata-Version: 2.1\nName: beta\nVersion: 9.0\n",
-        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        "pyproject.toml": f'[build-system]\nrequires = [{requires}]\nbuild-backend = "backend"\nbackend-path = ["."]\n'
         '[project]\nname = "beta"\nversion = "9.0"\n',
-        "backend.py": BACKEND.format(marker=str(marker)),
+        "backend.py": backend,
     }
     with tarfile.open(folder / "beta-9.0.tar.gz", "w:gz") as archive:
         for path, text in files.items():
@@ -132,35 +149,78 @@ def write_sdist(folder: Path, marker: Path) -> None:
             archive.addfile(member, io.BytesIO(text.encode()))
 
 
-@pytest.mark.slow
-def test_no_code_of_a_dependency_runs_on_the_host_unless_that_is_asked_for(
-    write_project: WriteProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wheels, marker = tmp_path / "wheels", tmp_path / "marker"
-    wheels.mkdir()
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip takes packages from, instead of an index."""
+    folder = tmp_path / "index"
+    folder.mkdir()
     for name in ("pytest", "coverage"):
-        write_wheel(wheels, name)
+        write_wheel(folder, name)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("REDTEAM_API_KEY", "sk-host-secret")
+    return folder
+
+
+@pytest.mark.slow
+def test_no_code_of_a_wheel_runs_while_it_is_installed(write_project: WriteProject, tmp_path: Path, wheels: Path) -> None:
+    marker = tmp_path / "marker"
     seen = f"import os, pathlib; pathlib.Path({str(marker)!r}).write_text('pth' + str(os.environ))\n"
     write_wheel(wheels, "alpha", {"alpha.pth": seen})
-    write_sdist(wheels, marker)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    monkeypatch.setenv("REDTEAM_API_KEY", "sk-host-secret")
-    wheel_only = write_project({"requirements.txt": "alpha\n"})
-    make_environment(tmp_path / "env", wheel_only, "shop")
+    make_environment(tmp_path / "env", write_project({"requirements.txt": "alpha\n"}), "shop", sandbox=open_sandbox())
     assert not marker.exists(), "an installed wheel ran"
     installation_of(tmp_path / "env" / "bin" / "python")
     assert marker.read_text().startswith("pth"), "asking the interpreter runs it: docs/tasks.md says so"
     assert "sk-host-secret" not in marker.read_text()
-    marker.unlink()
-    with_sdist = write_project({"requirements.txt": "beta\n"})
-    with pytest.raises(SourceError, match=r"dependencies cannot be installed: .*beta") as refused:
-        make_environment(tmp_path / "env2", with_sdist, "shop")
-    assert not marker.exists(), "a source archive ran"
-    assert "--build-sdists" in (refused.value.fix or "")
-    assert "outside of every sandbox" in (refused.value.fix or "")
-    python = make_environment(tmp_path / "env2", with_sdist, "shop", build_sdists=True)
-    assert subprocess.run([python, "-I", "-c", "import beta"]).returncode == 0
-    seen = marker.read_text()
-    assert "PIP_FIND_LINKS" in seen
-    assert "sk-host-secret" not in seen
+
+
+@pytest.mark.slow
+def test_what_has_no_wheel_is_built_in_the_sandbox(write_project: WriteProject, tmp_path: Path, wheels: Path) -> None:
+    """Its code reaches neither this machine's files nor its network, and a dependency of a dependency is built too."""
+    write_wheel(wheels, "tool")
+    write_wheel(wheels, "alpha", {"alpha-9.0.dist-info/METADATA": f"{METADATA}Requires-Dist: beta>=2\n"})
+    marker = tmp_path / "marker"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        backend = BACKEND.format(wheel="beta-9.0-py3-none-any.whl", marker=str(marker), port=port)
+        write_sdist(wheels, f"import tool\n{backend}", '"tool>=1"')
+        project = write_project({"requirements.txt": "alpha\n"})
+        python = make_environment(tmp_path / "env", project, "shop", sandbox=open_sandbox())
+    assert not marker.exists()
+    code = "import alpha, beta, json; print(json.dumps(beta.seen))"
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
+    seen = json.loads(done.stdout)
+    assert seen["host"] in ("FileNotFoundError", "PermissionError", "OSError")
+    assert seen["network"] not in ("", "None")
+    assert "socket" not in seen["network"]
+    assert "sk-host-secret" not in str(seen)
+    assert not {"PIP_FIND_LINKS", "PIP_NO_INDEX"} & seen["environment"].keys()
+    assert subprocess.run([python, "-I", "-c", "import tool"], capture_output=True).returncode != 0, "only the build needs it"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "why"),
+    [
+        ("raise SystemExit('no compiler')", "no compiler"),
+        (BACKEND.format(wheel="gamma-9.0-py3-none-any.whl", marker="/x", port=1), "gamma-9.0-py3-none-any.whl"),
+        (BACKEND.format(wheel="../../beta-9.0-py3-none-any.whl", marker="/x", port=1), ""),
+    ],
+    ids=["fails", "another project", "another folder"],
+)
+def test_what_cannot_be_built_is_an_error(
+    write_project: WriteProject, tmp_path: Path, wheels: Path, backend: str, why: str
+) -> None:
+    write_sdist(wheels, backend)
+    with pytest.raises(SourceError, match=f"beta has no wheel, and none can be built .*{re.escape(why)}") as refused:
+        make_environment(tmp_path / "env", write_project({"requirements.txt": "beta\n"}), "shop", sandbox=open_sandbox())
+    assert "--python" in (refused.value.fix or "")
+
+
+@pytest.mark.slow
+def test_nothing_is_built_where_nothing_is_confined(write_project: WriteProject, tmp_path: Path, wheels: Path) -> None:
+    write_sdist(wheels, BACKEND)
+    with pytest.raises(SourceError, match="unsafe-subprocess confines nothing"):
+        make_environment(
+            tmp_path / "env", write_project({"requirements.txt": "beta\n"}), "shop", sandbox=open_sandbox("unsafe-subprocess")
+        )

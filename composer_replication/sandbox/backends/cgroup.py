@@ -81,6 +81,7 @@ class Cgroups:
             (self.memory / "memory.max").write_text(limit)
             _write_if_there(self.memory / "memory.swap.max", "0")
         else:
+            _write_if_there(self.memory / "memory.memsw.limit_in_bytes", "-1")  # which no other limit may exceed
             (self.memory / "memory.limit_in_bytes").write_text(limit)
             _write_if_there(self.memory / "memory.memsw.limit_in_bytes", limit)
         (self.pids / "pids.max").write_text(str(processes))

@@ -1,4 +1,5 @@
-"""Programs near the recorded ones: a part of one, another argument, a step left out, done twice, or exchanged with the next."""
+"""Programs near the recorded ones: a part of one, another argument, operands exchanged, a step left out, done twice, or exchanged
+with the next."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ Palette: TypeAlias = Mapping[str, Sequence[Any]]
 
 _PART = 0.4
 """Probability of first cutting a program down to one step and what that needs."""
-_ANOTHER_ARGUMENT, _LEFT_OUT, _TWICE = 0.7, 0.8, 0.9
+_ANOTHER_ARGUMENT, _EXCHANGED, _LEFT_OUT, _TWICE = 0.6, 0.7, 0.8, 0.9
 """Upper ends of the other ways' shares of chance; the rest exchanges two steps."""
+_TWO_SIDED = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "or_", "and_", "xor"})
 _SECOND_NUMBER = 500_000
 """Added to the number of a step that is done twice."""
 
@@ -41,6 +43,8 @@ def vary(program: Steps, palette: Palette, rng: random.Random) -> list[tuple[int
     way, at = rng.random(), rng.randrange(len(steps))
     if way < _ANOTHER_ARGUMENT:
         return steps if _with_another_argument(steps, palette, rng) or len(steps) < len(program) else None
+    if way < _EXCHANGED:
+        return steps if _with_operands_exchanged(steps, rng) else None
     if way < _LEFT_OUT:
         del steps[at]
     elif way < _TWICE:
@@ -79,6 +83,14 @@ def _with_another_argument(steps: Sequence[tuple[int, Step]], palette: Palette, 
             holder[key] = new
             return True
     return False
+
+
+def _with_operands_exchanged(steps: Sequence[tuple[int, Step]], rng: random.Random) -> bool:
+    """Exchange the operands of one operator, and say whether there was one: what is less one way is not the other way round."""
+    found = [step for _, step in steps if step["do"] == "operator" and step["name"] in _TWO_SIDED]
+    if found:
+        rng.choice(found)["args"].reverse()
+    return bool(found)
 
 
 def _slots(step: Step) -> list[tuple[str, Any, Any]]:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.interpreter import clean_environment
+from composer_replication.tasks.sources.wheels import build_wheel
 from composer_replication.types.errors import SourceError
 from composer_replication.types.syntax import parse_module
 
@@ -27,10 +29,8 @@ _TEST_GROUPS = frozenset({"test", "tests", "testing", "dev", "develop", "develop
 _REQUIREMENT_WORDS = _TEST_GROUPS | {"requirements", "requirement", "base", "main", "txt", "in"}
 _TOOLS = ("pytest", "coverage")
 _INSTALL_S = 1800
-_BUILD = (
-    "where one has no wheel, --build-sdists builds it, which runs its setup.py on this machine with your rights, "
-    "outside of every sandbox"
-)
+_NO_WHEEL = re.compile(r"No matching distribution found for (.+?)(?: \(from .*)?$", re.MULTILINE)
+_OWN = "install them yourself and name that interpreter with --python PATH"
 
 
 def declared_requirements(tree: Path, name: str) -> tuple[str, ...]:
@@ -51,36 +51,28 @@ def declared_requirements(tree: Path, name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None = None, build_sdists: bool = False) -> Path:
+def make_environment(folder: Path, tree: Path, name: str, *, sandbox: Sandbox, base: Path | None = None) -> Path:
     """Make a virtual environment in `folder` for the tests of the project at `tree`; returns its interpreter.
 
     It gets what the project declares, pytest and coverage, and keeps neither pip nor setuptools unless they are among these. Of
     the project itself it gets name and version, for code that asks `importlib.metadata` for them, and no module. An environment
     that was completed for the same requirements is used again.
 
-    Only wheels are installed, which runs none of their code. pip's settings, proxies and certificates are passed on, and nothing
-    else of this process's environment.
-
-    Args:
-        build_sdists: also take what has no wheel. Its `setup.py` or build backend then runs on this machine, outside of every
-            sandbox: it finds no secret in its environment but those in pip's own settings, and can read and write what the user
-            can.
+    pip takes wheels, which runs none of their code; what has none is built in `sandbox`, without network. pip itself runs on this
+    machine and asks the index of its settings: these, proxies and certificates are passed on, and nothing else of this process's
+    environment.
 
     Raises:
         SourceError: it cannot be made, or pip cannot install something.
+        SandboxError: the sandbox broke.
     """
     python, wanted = folder / "bin" / "python", sorted({*declared_requirements(tree, name), *_TOOLS})
     seal = folder / "composer-requirements.txt"
     if python.exists() and seal.exists() and seal.read_text().splitlines() == wanted:
         return python
-    made = "install them yourself and name that interpreter with --python PATH"
-    _call(
-        [str(base or sys.executable), "-m", "venv", "--clear", str(folder)], "the environment for the tests cannot be made", made
-    )
-    _remove(folder, "setuptools", "pkg_resources", "_distutils_hack")
-    form, fix = ("--prefer-binary", made) if build_sdists else ("--only-binary=:all:", f"{made}; or {_BUILD}")
-    install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input", form, *wanted]
-    _call(install, "the project's dependencies cannot be installed", fix)
+    base = base or Path(sys.executable)
+    _make(folder, base)
+    _install(python, wanted, folder / "wheels", base, sandbox)
     if "pip" not in wanted:
         _remove(folder, "pip")
     version = _declared_version(tree)
@@ -90,6 +82,40 @@ def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None =
         metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     seal.write_text("\n".join(wanted) + "\n")
     return python
+
+
+def _make(folder: Path, base: Path) -> None:
+    """Make an environment with pip and nothing else. Raises SourceError."""
+    _call([str(base), "-m", "venv", "--clear", str(folder)], "the environment for the tests cannot be made")
+    _remove(folder, "setuptools", "pkg_resources", "_distutils_hack")
+
+
+def _install(python: Path, wanted: Sequence[str], wheels: Path, base: Path, sandbox: Sandbox) -> None:
+    """Install wheels, and build those that the index does not have into `wheels`. Raises SourceError or SandboxError."""
+
+    def make_tools(place: Path, tools: Sequence[str]) -> Path:
+        _make(place, base)
+        if tools:
+            _pip_install(place / "bin" / "python", tools)
+        return place / "bin" / "python"
+
+    built: set[str] = set()
+    while True:
+        try:
+            _pip_install(python, wanted, *(["--find-links", str(wheels)] if built else []))
+        except SourceError as error:
+            missing = _NO_WHEEL.search(str(error))
+            if missing is None or missing[1] in built:
+                raise
+            built.add(missing[1])
+            build_wheel(Requirement(missing[1]), wheels, make_tools=make_tools, sandbox=sandbox)
+        else:
+            return
+
+
+def _pip_install(python: Path, wanted: Sequence[str], *more: str) -> None:
+    options = ("-q", "--disable-pip-version-check", "--no-input", "--only-binary=:all:", *more)
+    _call([str(python), "-m", "pip", "install", *options, *wanted], "the project's dependencies cannot be installed")
 
 
 def _remove(folder: Path, *names: str) -> None:
@@ -108,7 +134,7 @@ def _remove(folder: Path, *names: str) -> None:
             path.unlink()
 
 
-def _call(command: list[str], problem: str, fix: str) -> None:
+def _call(command: list[str], problem: str) -> None:
     try:
         done = subprocess.run(
             command,
@@ -120,11 +146,11 @@ def _call(command: list[str], problem: str, fix: str) -> None:
             env=clean_environment("PIP_") | {"PIP_NO_INPUT": "1"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SourceError(f"{problem}: {error}", fix=fix) from error
+        raise SourceError(f"{problem}: {error}", fix=_OWN) from error
     if done.returncode != 0:
         said = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip()]
         errors = [line for line in said if line.startswith("ERROR: ")] or said[-1:]
-        raise SourceError(f"{problem}: {'; '.join(errors[:2])}", fix=fix)
+        raise SourceError(f"{problem}: {'; '.join(errors[:2])}", fix=_OWN)
 
 
 def _declared_version(tree: Path) -> str:

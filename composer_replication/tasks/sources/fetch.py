@@ -19,18 +19,20 @@ _PIP = """
 import hashlib, json, os, sys
 from pip._internal.commands.index import IndexCommand
 
-name, version, folder = sys.argv[1:4]
+from pip._vendor.packaging.specifiers import SpecifierSet
+
+name, allowed, folder = sys.argv[1:4]
 
 class Sdist(IndexCommand):
     def run(self, options, args):
         session = self.get_default_session(options)
         finder = self._build_package_finder(options, session, ignore_requires_python=True)
         links = [c for c in finder.find_all_candidates(name) if not c.link.is_wheel]
-        exact = [c.link for c in links if str(c.version) == version or c.version == type(c.version)(version)]
-        if not exact:
-            say(versions=sorted({str(c.version) for c in links}))
+        fitting = list(SpecifierSet(allowed).filter({c.version for c in links}))
+        if not fitting:
+            say(versions=[str(version) for version in sorted({c.version for c in links})])
             return 0
-        link = exact[0]
+        link = next(c.link for c in links if c.version == max(fitting))
         response = session.get(link.url_without_fragment, headers={"Accept-Encoding": "identity"})
         response.raise_for_status()
         content = response.content
@@ -52,21 +54,28 @@ _NETWORK_S = 900
 _FIX = "check name, version and pip's settings (`pip config list`), or unpack the source archive and name its folder"
 
 
-def download_sdist(name: str, version: str, folder: Path) -> Path:
-    """Download the source archive of `name` at `version` into `folder`; its digest is checked when the index gives one.
+def download_sdist(name: str, allowed: str, folder: Path) -> Path:
+    """Download the newest source archive of `name` into `folder`; its digest is checked when the index gives one.
+
+    Args:
+        allowed: a version specifier such as `==1.2`, or nothing for any release.
 
     Raises:
         SourceError: pip is not there or cannot find or fetch it.
     """
-    command = [sys.executable, "-I", "-c", _PIP, name, version, str(folder)]
-    done = _run(command, f"pypi:{name}=={version}")
+    command = [sys.executable, "-I", "-c", _PIP, name, allowed, str(folder)]
+    done = _run(command, f"pypi:{name}{allowed}")
     answer_file = folder / "answer.json"
     answer = json.loads(answer_file.read_text()) if answer_file.exists() else {}
     if "file" in answer:
         return folder / str(answer["file"])
     if "versions" in answer:
         known = ", ".join(answer["versions"][-8:])
-        what = f"has no source archive of version {version}" + (f" (it has {known})" if known else "")
+        what = (
+            "has no source archive"
+            + (f" of version {allowed.removeprefix('==')}" if allowed else "")
+            + (f" (it has {known})" if known else "")
+        )
         raise SourceError(f"{name}: the package index {what}", fix=_FIX)
     said = [line for line in done.stderr.strip().splitlines() if line.strip()]
     if said and "No module named 'pip" in said[-1]:
@@ -74,7 +83,7 @@ def download_sdist(name: str, version: str, folder: Path) -> Path:
         raise SourceError(f"{sys.executable} has no pip, which finds source archives", fix=fix)
     errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
     problem = answer.get("error") or next(iter(errors), said[-1] if said else f"pip ended with {done.returncode}")
-    raise SourceError(f"{name}=={version} cannot be fetched: {problem}", fix=_FIX)
+    raise SourceError(f"{name}{allowed} cannot be fetched: {problem}", fix=_FIX)
 
 
 def is_git_url(source: str) -> bool:

@@ -68,7 +68,7 @@ def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Pri
             name, label, entries = folder.name, f"folder:{folder.name}", _folder_entries(folder, without)
         elif wanted:
             name, version = wanted["name"], wanted["version"]
-            archive = download_sdist(name, version, scratch)
+            archive = download_sdist(name, f"=={version}", scratch)
             label, entries = f"pypi:{name}=={version}", _archive_entries(archive)
         elif is_git_url(source):
             url, commit = clone(source, scratch / "clone")
