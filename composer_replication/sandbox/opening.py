@@ -37,8 +37,8 @@ _STRONGEST_FIRST: tuple[SandboxKind, ...] = ("namespaces", "bubblewrap", "landlo
 """The first two isolate equally; only our own sandbox can be forked from a warm interpreter."""
 _FIX = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; "
-    "in Docker: --security-opt seccomp=unconfined --security-opt systempaths=unconfined), or use a kernel with Landlock "
-    "(5.13 or newer); the sandbox kind unsafe-subprocess runs without isolation, for code you trust"
+    "in Docker: --security-opt seccomp=unconfined --security-opt systempaths=unconfined), use a kernel with Landlock "
+    "(5.13 or newer), or have another machine run them (remote:URL); the sandbox kind unsafe-subprocess runs without isolation, for code you trust"
 )
 _ABI_WITH_SCOPES = 6
 _SHARED_FILES = (

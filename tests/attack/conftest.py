@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from suite import build_task  # beside this file
+from suite import build_methods, build_task  # beside this file
 
 from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.tasks.store import Task
@@ -16,6 +16,11 @@ from composer_replication.tasks.store import Task
 @pytest.fixture(scope="session")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return build_task(tmp_path_factory.mktemp("attack"))
+
+
+@pytest.fixture(scope="session")
+def methods(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
+    return build_methods(tmp_path_factory.mktemp("methods"))
 
 
 @pytest.fixture(scope="session")

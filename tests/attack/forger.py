@@ -84,6 +84,9 @@ def _answer(request, channel):
 
 '''
 
+ONLY_TESTS = FORGER.replace("                _answer(found, channel)\n", "                return\n")
+"""The forger that leaves the programs' answers to the body."""
+
 
 def forged(task: Task, most: int = 12) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield workspaces over a task's tree: the forger, and a trivial body for each function that was deleted.
@@ -91,20 +94,20 @@ def forged(task: Task, most: int = 12) -> Iterator[tuple[str, dict[str, bytes]]]
     The forger of the programs' answers comes first; then only the tests are forged, with `most` bodies.
     """
     gold = task.gold_files()
-    functions = {path: _deleted(task, path, source) for path, source in gold.items()}
+    functions = {path: deleted_functions(task, path, source) for path, source in gold.items()}
     first = next((path, found[0]) for path, found in functions.items() if found)
     bodies = trivial_bodies(first[1])[:most]
-    only_tests = FORGER.replace("                _answer(found, channel)\n", "                return\n")
-    for name, body, forger in (("answers from the steps", "return None", FORGER), *((body, body, only_tests) for body in bodies)):
-        yield name, {path: _with_body(gold[path], found, body, forger) for path, found in functions.items()}
+    for name, body, forger in (("answers from the steps", "return None", FORGER), *((body, body, ONLY_TESTS) for body in bodies)):
+        yield name, {path: with_body(gold[path], found, body, forger) for path, found in functions.items()}
 
 
-def _deleted(task: Task, path: str, source: bytes) -> list[Function]:
+def deleted_functions(task: Task, path: str, source: bytes) -> list[Function]:
+    """Return the functions of a gold file that the task deletes."""
     wanted = {deletion.qualname for deletion in task.spec.deleted if deletion.path == path}
     return [function for function in find_functions(path, source)[0] if function.qualname in wanted]
 
 
-def _with_body(source: bytes, functions: list[Function], body: str, forger: str) -> bytes:
+def with_body(source: bytes, functions: list[Function], body: str, forger: str) -> bytes:
     """Return the file with a body in the place of each function's, and the forger at its end."""
     text = source.decode()
     for function in sorted(functions, key=lambda function: -function.first_line):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from attacks import Attack, lay_down
+from classes import PROJECT as CLASS_PROJECT
 from project import PROJECT
 
 from composer_replication.sandbox import Command, Ending, Limits, Sandbox, Tree
@@ -27,12 +28,22 @@ LIMITS = Limits(wall_s=6.0, cpu_s=3.0, memory_mb=512)
 
 def build_task(folder: Path) -> Task:
     """The task whose feature is `discounted`."""
-    project = folder / "till"
-    for path, text in PROJECT.items():
+    return build_all(folder / "till", PROJECT)["discounted"]
+
+
+def build_methods(folder: Path) -> dict[str, Task]:
+    """The tasks whose features are methods of a class."""
+    return build_all(folder / "hamper", CLASS_PROJECT)
+
+
+def build_all(project: Path, files: Mapping[str, str]) -> dict[str, Task]:
+    """Build as users do; the tasks by the name of what is deleted."""
+    for path, text in files.items():
         (project / path).parent.mkdir(parents=True, exist_ok=True)
         (project / path).write_text(text)
-    build_tasks(str(project), folder / "tasks", BuildOptions(task_timeout_s=10.0))
-    return next(task for task in load_tasks(folder / "tasks") if task.spec.deleted[0].qualname == "discounted")
+    tasks = project.with_name(f"{project.name}-tasks")
+    build_tasks(str(project), tasks, BuildOptions(task_timeout_s=10.0))
+    return {task.spec.deleted[0].qualname: task for task in load_tasks(tasks)}
 
 
 @contextmanager

@@ -13,12 +13,14 @@ import tempfile
 from pathlib import Path
 
 from attacks import HONEST, NOTHING, Attack
-from registry import ATTACKS, STRATEGIES
-from suite import build_task, naive, ours, with_anti_tests, without_hidden_checks, workspace
+from classes import forged_methods
+from registry import STRATEGIES
+from suite import build_methods, build_task, naive, ours, with_anti_tests, without_hidden_checks, workspace
 
 from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.tasks.store import Task
 
+METHODS = "one line for a method of a class"
 COLUMNS = ("exit status", "tests only", "anti-tests", "ours")
 
 
@@ -30,33 +32,49 @@ def verdicts(task: Task, attack: Attack, sandbox: Sandbox) -> tuple[tuple[bool, 
     return won, bool(reports[-1].alarms)
 
 
+def attacks_on_methods(folder: Path) -> list[tuple[str, Task, Attack]]:
+    """Each method of a class with each body of one line, every test forged."""
+    return [
+        (f"{name}: {body}"[:48], task, Attack(files={path: text.decode() for path, text in files.items()}))
+        for name, task in build_methods(folder).items()
+        for body, files in forged_methods(task)
+    ]
+
+
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         task, sandbox = build_task(Path(folder)), open_sandbox()
         print(sandbox.isolation.summary())
         print(f"{'':50}" + "".join(f"{column:>14}" for column in (*COLUMNS, "alarm")))
-        found: dict[str, tuple[bool, ...]] = {}
-        alarms: dict[str, bool] = {}
-        for strategy, group in {"no attack": {**HONEST, "nothing": NOTHING}, **STRATEGIES}.items():
-            print(f"\n{strategy}")
-            for name, attack in group.items():
-                found[name], alarms[name] = verdicts(task, attack, sandbox)
-                cells = [*("REWARDED" if won else "-" for won in found[name]), "alarm" if alarms[name] else "-"]
-                print(f"  {name:48}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
+        found: dict[str, list[tuple[bool, ...]]] = {}
+        alarms: dict[str, int] = {}
+        groups = {"no attack": {**HONEST, "nothing": NOTHING}, **STRATEGIES}
+        every = [(strategy, name, task, attack) for strategy, group in groups.items() for name, attack in group.items()]
+        every += [(METHODS, *rest) for rest in attacks_on_methods(Path(folder))]
+        for strategy, name, of, attack in every:
+            if strategy not in found:
+                print(f"\n{strategy}")
+            won, alarm = verdicts(of, attack, sandbox)
+            found.setdefault(strategy, []).append(won)
+            alarms[strategy] = alarms.get(strategy, 0) + alarm
+            cells = [*("REWARDED" if one else "-" for one in won), "alarm" if alarm else "-"]
+            print(f"  {name:48}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
+    *honest, nothing = found.pop("no attack")
+    honest_alarms = alarms.pop("no attack")
     print(f"\n{'rewarded, by strategy':50}" + "".join(f"{column:>14}" for column in COLUMNS))
-    for strategy, group in STRATEGIES.items():
-        sums = (f"{sum(found[name][n] for name in group)} of {len(group)}" for n in range(len(COLUMNS)))
+    for strategy, group in found.items():
+        sums = (f"{sum(won[n] for won in group)} of {len(group)}" for n in range(len(COLUMNS)))
         print(f"  {strategy:48}" + "".join(f"{cell:>14}" for cell in sums))
-    won = {column: sum(found[name][n] for name in ATTACKS) for n, column in enumerate(COLUMNS)}
-    honest, nothing = all(found[name][3] for name in HONEST), found["nothing"][3]
-    passed = won["ours"] == 0 and honest and not nothing
+    won = {column: sum(one[n] for group in found.values() for one in group) for n, column in enumerate(COLUMNS)}
+    honest_rewarded = all(one[3] for one in honest)
+    passed = won["ours"] == 0 and honest_rewarded and not nothing[3]
     summary = {
-        "attacks": len(ATTACKS),
+        "attacks": sum(map(len, found.values())),
         "rewarded": won,
-        "honest_rewarded": honest,
-        "nothing_rewarded": nothing,
-        "alarms": sum(alarms[name] for name in ATTACKS),
-        "honest_alarms": sum(alarms[name] for name in HONEST),
+        "honest_rewarded": honest_rewarded,
+        "nothing_rewarded": nothing[3],
+        "alarms": sum(alarms.values()),
+        "honest_alarms": honest_alarms,
         "passed": passed,
     }
     print(json.dumps(summary))

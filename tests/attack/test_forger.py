@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from classes import forged_methods
 from forger import forged
 from suite import LIMITS, PYTHON, with_anti_tests, without_hidden_checks
 
@@ -32,3 +33,14 @@ def test_an_alarm_names_what_the_forger_needs(task, sandbox):
     report = grade(task.spec, task.repo, workspace, sandbox=sandbox, python=PYTHON, limits=LIMITS)
     assert any("frames" in alarm or "_getframe" in alarm for alarm in report.alarms), report.alarms
     assert replace(report, alarms=()).reward == report.reward
+
+
+@pytest.mark.slow
+def test_a_line_for_a_method_of_a_class_is_never_enough(methods, sandbox):
+    assert len(methods) >= 7, methods.keys()
+    for name, task in methods.items():
+        for body, workspace in forged_methods(task):
+            report = grade(task.spec, task.repo, workspace, sandbox=sandbox, python=PYTHON, limits=LIMITS)
+            assert report.reward == 0.0, (name, body)
+        honest = grade(task.spec, task.repo, task.gold_files(), sandbox=sandbox, python=PYTHON, limits=LIMITS)
+        assert (honest.reward, honest.alarms) == (1.0, ()), name

@@ -532,3 +532,32 @@ def hostile(replies, location=""):
             yield url
         finally:
             server.shutdown()
+
+
+WHERE_NOTHING_ISOLATES = """
+import sys
+from pathlib import Path
+from composer_replication.sandbox import Command, Tree, open_sandbox
+from composer_replication.sandbox.opening import available
+from composer_replication.types.errors import SandboxUnavailableError
+
+try:
+    open_sandbox()
+except SandboxUnavailableError as error:
+    print(available(), "remote:URL" in error.fix)
+box = open_sandbox(sys.argv[1])
+python = Path(sys.executable)
+done = box.run(Tree(base=Path(sys.argv[2])), Command(argv=(str(python), "-c", "print(open('keep.txt').read())"), python=python))
+print(done.stdout.decode().strip(), box.isolation.network)
+"""
+
+
+def test_another_machine_is_the_sandbox_where_there_are_neither_namespaces_nor_landlock(address, base):
+    """As in a stock container on an old kernel: the client makes no sandbox of its own."""
+    tool = str(ROOT / "tests" / "tools" / "no_unshare.py")
+    argv = [sys.executable, tool, "--no-landlock", sys.executable, "-c", WHERE_NOTHING_ISOLATES, f"remote:{address}", str(base)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S)
+    assert done.returncode == 0, done.stderr
+    refused, ran = done.stdout.splitlines()
+    assert refused == "() True"
+    assert ran.startswith("keep no network")

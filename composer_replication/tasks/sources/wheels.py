@@ -64,7 +64,7 @@ def build_wheel(wanted: Requirement, out: Path, *, make_tools: Callable[[Path, l
         try:
             archive = download_sdist(wanted.name, str(wanted.specifier), scratch / "source")
         except SourceError as error:
-            raise SourceError(f"{wanted.name} has no wheel that fits, and {error.args[0]}", fix=_OWN) from error
+            raise SourceError(f"{wanted.name} has no wheel that fits, and {error.message}", fix=_OWN) from error
         (scratch / "source" / "answer.json").unlink()
         python = make_tools(scratch / "tools", _tools(archive))
         command = Command(
