@@ -38,7 +38,8 @@ _STRONGEST_FIRST: tuple[SandboxKind, ...] = ("namespaces", "bubblewrap", "landlo
 _FIX = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; "
     "in Docker: --security-opt seccomp=unconfined --security-opt systempaths=unconfined), use a kernel with Landlock "
-    "(5.13 or newer), or have another machine run them (remote:URL); the sandbox kind unsafe-subprocess runs without isolation, for code you trust"
+    "(5.13 or newer), or have another machine run them (remote:URL); the sandbox kind unsafe-subprocess runs without isolation, "
+    "for code you trust"
 )
 _ABI_WITH_SCOPES = 6
 _SHARED_FILES = (
