@@ -10,7 +10,7 @@ class HeldOutProgram:
     """Steps over a project's objects. They run in a sandbox that never learns the answers: the host compares."""
 
     steps: str
-    """JSON list of `[number, step]`, in the form of `sandbox.grading.steps_recorder`."""
+    """JSON list of `[number, step]`, in the form of `sandbox.grading.steps.recorder`."""
     expected: str
     """JSON list of the gold code's answer to each step, `["returns", result]` or `["raises", class names]`; null where it is not
     compared."""

@@ -88,8 +88,8 @@ def test_an_answer_is_what_the_gold_code_did_and_nothing_besides(tmp_path, runne
 
 def test_texts_that_run_behind_each_other_define_no_name_twice():
     """They share one namespace in the sandbox: a constant of one must not take the place of another's."""
-    shared = ("literals", "operators", "shipping")
-    for last in (("steps_recorder",), ("steps_replay", "body_trials", "steps_driver")):
+    shared = ("literals", "steps/operators", "steps/shipping")
+    for last in (("steps/entered", "steps/recorder"), ("steps/replay", "steps/body_trials", "steps/driver")):
         seen: dict[str, str] = {}
         for module in (*shared, *last):
             for node in ast.parse((GRADING / f"{module}.py").read_text()).body:
@@ -470,7 +470,7 @@ def test_a_rewritten_file_is_python_and_keeps_its_names(source):
 
 
 def test_rewritten_code_does_the_same_when_nothing_records():
-    from composer_replication.sandbox.grading.operators import Direct
+    from composer_replication.sandbox.grading.steps.operators import Direct
 
     source = textwrap.dedent(
         """
@@ -505,7 +505,7 @@ def test_rewritten_code_does_the_same_when_nothing_records():
 
 @pytest.mark.parametrize("magic", [importlib.util.MAGIC_NUMBER, b"another"], ids=["same version", "another version"])
 def test_a_program_runs_from_bytecode_or_from_its_texts(monkeypatch, magic):
-    program = program_of("literals", "operators")
+    program = program_of("literals", "steps/operators")
     assert len(program) < 128 << 10, "Linux takes no longer argument"
     monkeypatch.setattr(importlib.util, "MAGIC_NUMBER", magic)
     compiled: list[str] = []

@@ -1,6 +1,6 @@
 """Rewriting of test files so that a recorder sees each operation that could touch an object of the project.
 
-Every call, attribute, item, operator, comparison and loop of the file becomes a call of `__composer__` (`steps_recorder`), which
+Every call, attribute, item, operator, comparison and loop of the file becomes a call of `__composer__` (`steps.recorder`), which
 carries it out and may write it down. What the project does within is not rewritten.
 """
 

@@ -18,7 +18,7 @@ Step: TypeAlias = dict[str, Any]
 Steps: TypeAlias = Sequence[tuple[int, Step]]
 """A program: each step with the number by which later ones name its result."""
 
-_DRIVER = ("literals", "operators", "shipping", "steps_replay", "body_trials", "steps_driver")
+_DRIVER = ("literals", "steps/operators", "steps/shipping", "steps/replay", "steps/body_trials", "steps/driver")
 """Modules whose texts are the program in the sandbox."""
 _BODY = ("path", "qualname", "def_line", "first_line", "last_line", "indent", "text")
 _CPU_S, _WALL_S = 2.0, 10.0
@@ -48,7 +48,7 @@ def record_steps(
     Raises:
         SandboxError: the sandbox broke.
     """
-    texts = [text_of(name) for name in ("literals", "operators", "shipping", "steps_recorder")]
+    texts = [text_of(name) for name in ("literals", "steps/operators", "steps/shipping", "steps/entered", "steps/recorder")]
     run, seen = runner.run_observed(tree, {"programs": texts, "options": {"sources": list(sources)}}, tests)
     found = seen or {"steps": [], "facts": []}
     facts = [(test, touching, kind) for test, touching, kind in found["facts"]]
@@ -58,7 +58,7 @@ def record_steps(
 def examine_programs(
     runner: CodeRunner, tree: Tree, programs: Sequence[Steps], *, lines: bool = False, hash_seed: int = 0
 ) -> list[dict[str, Any] | None]:
-    """Do programs over trusted code, and report what each answered and ran (`steps_driver.examine`).
+    """Do programs over trusted code, and report what each answered and ran (`steps.driver.examine`).
 
     None stands for a program that did not get to its end; all are None when the sandbox ended early. Raises SandboxError.
     """

@@ -15,8 +15,8 @@ _FORMAT = 4
 
 @cache
 def text_of(module: str) -> str:
-    """Return the text of a module of this package."""
-    return Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    """Return the text of a module of this package, by its path without `.py`."""
+    return Path(__file__).parent.joinpath(f"{module}.py").read_text(encoding="utf-8")
 
 
 @cache

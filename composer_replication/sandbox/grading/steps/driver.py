@@ -1,6 +1,6 @@
 """The program that does steps over the code under test inside a sandbox, and says what each gave; the host decides.
 
-Its text follows those of `literals`, `operators`, `shipping`, `steps_replay` and `body_trials`. The request comes on stdin; the
+Its text follows those of `literals`, `operators`, `shipping`, `steps.replay` and `body_trials`. The request comes on stdin; the
 answer goes over the private channel: the request's nonce and zlib-compressed JSON. Each program of steps runs in a fork of this
 process, under limits of the kernel, so that programs know nothing of each other and none is endless. Everything in this process
 may be the agent's: all it could forge is the answer to a question it has to know the answer to.
@@ -19,9 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.sandbox.grading.body_trials import Bodies
-    from composer_replication.sandbox.grading.operators import Direct
-    from composer_replication.sandbox.grading.steps_replay import examine, import_modules, in_fork, run
+    from composer_replication.sandbox.grading.steps.body_trials import Bodies
+    from composer_replication.sandbox.grading.steps.operators import Direct
+    from composer_replication.sandbox.grading.steps.replay import examine, import_modules, in_fork, run
 
 _MEMORY = 2 << 30
 """Bytes that a program may take beside what the process has already."""

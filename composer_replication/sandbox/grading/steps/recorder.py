@@ -1,8 +1,8 @@
 """Recorder of what tests do with a project's objects: steps over handles, which can be done again without the tests.
 
-Its text runs in a sandbox as an observer of `pytest_driver`, behind those of `literals`, `operators` and `shipping`, while test
-files run that `languages.python.instrument` has rewritten. A handle is the number of the step that made an object. What happens
-inside a recorded step is not recorded: the project's own calls are not part of its interface.
+Its text runs in a sandbox as an observer of `pytest_driver`, behind those of `literals`, `operators`, `shipping` and `entered`,
+while test files run that `languages.python.instrument` has rewritten. A handle is the number of the step that made an object.
+What happens inside a recorded step is not recorded: the project's own calls are not part of its interface.
 
 A step is a mapping: `do` says what, `unused` that the test does not look at the result. For the host stand beside it, in `facts`:
 the test, whether the project is touched, and the class of the result where it is the project's.
@@ -14,7 +14,6 @@ import builtins
 import contextlib
 import itertools
 import os
-import re
 import sys
 import threading
 import types
@@ -24,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from composer_replication.sandbox.grading.literals import MOST_ITEMS, Unwritable, encode_argument, name_of
-    from composer_replication.sandbox.grading.operators import operate
-    from composer_replication.sandbox.grading.shipping import Shipper
+    from composer_replication.sandbox.grading.steps.entered import Entered, Expecting, pattern_of
+    from composer_replication.sandbox.grading.steps.operators import operate
+    from composer_replication.sandbox.grading.steps.shipping import Shipper
 
 _MOST_STEPS, _MOST_IN_ALL = 120, 60_000
 """Limits on the steps of one test and of all."""
@@ -361,48 +361,6 @@ class Recorder:
             raise
         self.attempt(lambda: step and self.add(step, True, result))
         return result
-
-
-def pattern_of(expecting: Any) -> str | None:
-    """Return the pattern that a `raises` of pytest or unittest has for the message of the exception."""
-    for name in ("match_expr", "match", "expected_regex"):
-        pattern = getattr(expecting, name, None)
-        if isinstance(pattern, re.Pattern) and pattern.flags == re.compile("").flags:
-            pattern = pattern.pattern
-        if isinstance(pattern, str):
-            return pattern
-    return None
-
-
-class Expecting:
-    """A context manager of the test framework that expects an exception with a message."""
-
-    def __init__(self, recorder: Recorder, manager: Any, pattern: str) -> None:
-        self.recorder, self.manager, self.pattern = recorder, manager, pattern
-
-    def __enter__(self) -> Any:
-        return self.manager.__enter__()
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
-        swallowed = self.manager.__exit__(kind, error, trace)
-        if swallowed:
-            self.recorder.attempt(partial(self.recorder.matched, error, self.pattern))
-        return swallowed
-
-
-class Entered:
-    """A context manager of the project whose entry and exit are steps."""
-
-    def __init__(self, recorder: Recorder, manager: Any) -> None:
-        self.recorder, self.manager = recorder, manager
-
-    def __enter__(self) -> Any:
-        return self.recorder.method(self.manager, "__enter__")
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
-        if kind is not None:
-            return self.manager.__exit__(kind, error, trace)
-        return self.recorder.method(self.manager, "__exit__", None, None, None)
 
 
 def start(options: dict[str, Any]) -> Callable[[], dict[str, Any]]:

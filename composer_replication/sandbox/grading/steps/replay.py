@@ -1,6 +1,6 @@
 """Doing the steps of a program over the code under test inside a sandbox, each program in a fork under limits of the kernel.
 
-The text of this module runs behind those of `literals`, `operators` and `shipping`, in front of `body_trials` and `steps_driver`.
+The text of this module runs behind those of `literals`, `operators` and `shipping`, in front of `body_trials` and `steps.driver`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
     from composer_replication.sandbox.grading.literals import MOST_ITEMS, OPAQUE, decode, encode_items, encode_result
-    from composer_replication.sandbox.grading.operators import operate
-    from composer_replication.sandbox.grading.shipping import rebuild
+    from composer_replication.sandbox.grading.steps.operators import operate
+    from composer_replication.sandbox.grading.steps.shipping import rebuild
 
 Program: TypeAlias = "Sequence[tuple[int, dict[str, Any]]]"
 

@@ -1,6 +1,6 @@
 """Other bodies for functions of the gold code, tried on programs of steps inside a sandbox.
 
-The text of this module runs behind that of `steps_replay` and in front of `steps_driver`.
+The text of this module runs behind that of `steps.replay` and in front of `steps.driver`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from composer_replication.sandbox.grading.literals import differs
-    from composer_replication.sandbox.grading.steps_replay import Program, import_modules, in_fork, run
+    from composer_replication.sandbox.grading.steps.replay import Program, import_modules, in_fork, run
 
 _IMPORT_CPU_S, _IMPORT_WALL_S = 5.0, 20.0
 """Limits of importing what a file with another body is part of; CPU-seconds of programs are not counted."""
