@@ -30,6 +30,7 @@ from tasks import Clock, clock
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks import BuildOptions, Task, build_tasks, load_tasks
+from composer_replication.types import GradeReport, Unscored
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "attack"))
 from forger import forged
@@ -64,24 +65,25 @@ print(len(report.tasks))
 """
 
 
-def reward(task: Task, workspace: Mapping[str, bytes], python: Path) -> tuple[float, tuple[str, ...]]:
+def graded(task: Task, workspace: Mapping[str, bytes], python: Path) -> GradeReport:
     """Grade as a run does. What ends for a reason of the machine's is tried again, and is no verdict."""
     for _ in range(_TRIES):
         report = grade(task.spec, task.repo, workspace, sandbox=open_sandbox(), python=python)
-        if isinstance(report.reward, float):
-            return report.reward, report.alarms
-    raise SystemExit(f"{task.spec.task_id} was not scored: {report.reward.reason}")
+        if not isinstance(report.reward, Unscored):
+            return report
+    raise SystemExit(f"{task.spec.task_id} was not scored {_TRIES} times")
 
 
 def attacked(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
-    """Try the forger on every task."""
-    rewarded, tried = [], 0
+    """Try the forger on every task, and count what got past all visible tests and anti-tests."""
+    rewarded, tried, past_tests = [], 0, 0
     for task in tasks:
         for name, workspace in forged(task):
+            report = graded(task, workspace, python)
             tried += 1
-            if reward(task, workspace, python)[0] == 1.0:
-                rewarded.append(f"{task.spec.task_id}: {name}")
-    return {"forgeries": tried, "rewarded": rewarded}
+            past_tests += all("held-out program" in reason for reason in report.reasons)
+            rewarded += [f"{task.spec.task_id}: {name}"] if report.reward == 1.0 else []
+    return {"forgeries": tried, "past_tests": past_tests, "rewarded": rewarded}
 
 
 def honest(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
@@ -91,9 +93,9 @@ def honest(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
         written = [("gold", task.gold_files()), *(honest_variants(task) if number < _WITH_VARIANTS else ())]
         variants += len(written) - 1
         for name, workspace in written:
-            got, raised = reward(task, workspace, python)
-            refused += [] if got == 1.0 else [f"{task.spec.task_id}: {name}"]
-            alarms += [f"{task.spec.task_id}: {name}: {alarm}" for alarm in raised]
+            report = graded(task, workspace, python)
+            refused += [] if report.reward == 1.0 else [f"{task.spec.task_id}: {name}: {'; '.join(report.reasons)}"]
+            alarms += [f"{task.spec.task_id}: {name}: {alarm}" for alarm in report.alarms]
     return {"gold": len(tasks), "variants": variants, "refused": refused, "alarms": alarms}
 
 
@@ -147,7 +149,9 @@ def judged(package: str, folder: Path, python: Path) -> dict[str, Any]:
 def summary(results: Mapping[str, Any]) -> dict[str, Any]:
     found = [result for result in results.values() if "rewarded" in result]
     shares, ratios = ([result[key] for result in found if key in result] for key in ("share", "cpu_ratio"))
-    totals = {key: sum(result[key] for result in found) for key in ("tasks", "strong", "forgeries", "honest_variants")}
+    totals = {
+        key: sum(result[key] for result in found) for key in ("tasks", "strong", "forgeries", "past_tests", "honest_variants")
+    }
     lists = {key: sum(len(result[key]) for result in found) for key in ("rewarded", "honest_refused", "honest_alarms")}
     share = statistics.median(shares or [0.0])
     ratio = statistics.median(ratios) if ratios else None

@@ -560,4 +560,4 @@ def test_another_machine_is_the_sandbox_where_there_are_neither_namespaces_nor_l
     assert done.returncode == 0, done.stderr
     refused, ran = done.stdout.splitlines()
     assert refused == "() True"
-    assert ran.startswith("keep no network")
+    assert ran.startswith("keep namespaces there: no network")
