@@ -38,7 +38,7 @@ def sample(trajectory: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
-@pytest.mark.parametrize("chosen", ["in turn", "by pass rate"])
+@pytest.mark.parametrize("chosen", ["in turn", pytest.param("by pass rate", marks=pytest.mark.nightly)])
 def test_killed_five_times_ends_the_same(run_file: Path, chosen: str) -> None:
     if chosen == "by pass rate":
         with run_file.open("a") as file:

@@ -39,7 +39,7 @@ def served(run_file: Path, kind: str, url: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("kind", ["vllm", pytest.param("sglang", marks=pytest.mark.nightly)])
 def test_a_run_over_a_server_that_dies_and_comes_back_ends_as_one_that_was_left_alone(
     world: World, run_file: Path, kind: str
 ) -> None:
