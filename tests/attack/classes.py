@@ -33,7 +33,7 @@ class Basket:
         return left
 
     def total(self):
-        """What everything costs."""
+        """Add up the costs."""
         costs = [self.prices[name] * count for name, count in self.counts.items()]
         return sum(costs)
 
@@ -43,7 +43,7 @@ class Basket:
         return sum(counts)
 
     def __contains__(self, name):
-        """Whether there is one of a thing."""
+        """Say whether there is one of a thing."""
         found = self.counts.get(name, 0)
         return found > 0
 
@@ -53,7 +53,7 @@ class Basket:
         yield from names
 
     def __eq__(self, other):
-        """Whether the same things are in both, at the same prices."""
+        """Say whether the same things are in both, at the same prices."""
         same = self.counts == other.counts
         return same and self.prices == other.prices
 

@@ -559,3 +559,29 @@ def test_a_test_that_hangs_without_the_feature_is_dropped(write_project: WritePr
 def test_wrong_options_are_named(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is"):
         BuildOptions(forgeable=True, **wrong)  # type: ignore[arg-type]  # one wrong value by name
+
+
+UNSTEADY = """
+from datetime import date
+import pytest
+from shop import total
+
+@pytest.mark.parametrize(("number", "day", "function"), {(number, date(2000, 1, 1 + number), len) for number in range(12)})
+def test_in_any_order(number, day, function):
+    assert total([number]) == number
+
+@pytest.mark.parametrize("number", range(40))
+def test_in_order(number):
+    assert total([number, 1]) == number + 1
+"""
+
+
+@pytest.mark.slow
+def test_an_id_that_hangs_on_an_address_proves_nothing(write_project: WriteProject, tmp_path: Path) -> None:
+    """The set has another order in the next interpreter, and pytest numbers its days by it: `5-day3-len`."""
+    shop = "def total(prices):\n    found = 0\n    for price in prices:\n        found += price\n    return found\n"
+    root = write_project({"shop.py": shop, "test_shop.py": UNSTEADY})
+    report = build_tasks(str(root), tmp_path / "out", BuildOptions(forgeable=True))
+    [task] = load_tasks(tmp_path / "out")
+    assert report.tests_flaky > 0
+    assert {test_id.partition("[")[0] for test_id in task.spec.fail_to_pass} == {"test_shop.py::test_in_order"}

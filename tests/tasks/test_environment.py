@@ -212,7 +212,7 @@ def test_what_cannot_be_built_is_an_error(
     write_project: WriteProject, tmp_path: Path, wheels: Path, backend: str, why: str
 ) -> None:
     write_sdist(wheels, backend)
-    with pytest.raises(SourceError, match=f"beta has no wheel, and none can be built .*{re.escape(why)}") as refused:
+    with pytest.raises(SourceError, match=f"beta has no wheel, and none can be built from .*{re.escape(why)}") as refused:
         make_environment(tmp_path / "env", write_project({"requirements.txt": "beta\n"}), "shop", sandbox=open_sandbox())
     assert "--python" in (refused.value.fix or "")
 

@@ -128,7 +128,7 @@ def _examine(path: str, qualname: str, node: _Def, lines: list[bytes], keep_docs
         path=path,
         qualname=qualname,
         def_line=node.lineno,
-        parameters=tuple(argument.arg for argument in _parameters(node.args)),
+        parameters=_parameters(node.args),
         first_line=after + 1,
         last_line=last,
         indent=indent,
@@ -153,10 +153,9 @@ def _unsuitable(node: _Def) -> str | None:
     return None
 
 
-def _parameters(arguments: ast.arguments) -> Iterator[ast.arg]:
-    yield from (*arguments.posonlyargs, *arguments.args)
-    yield from filter(None, (arguments.vararg,))
-    yield from arguments.kwonlyargs
+def _parameters(arguments: ast.arguments) -> tuple[str, ...]:
+    by_position = (*arguments.posonlyargs, *arguments.args, *filter(None, [arguments.vararg]))
+    return tuple(argument.arg for argument in (*by_position, *arguments.kwonlyargs))
 
 
 def _is_empty(statement: ast.stmt) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeAlias
 
 from composer_replication.sandbox.grading.literals import differs
@@ -20,7 +20,6 @@ Steps: TypeAlias = Sequence[tuple[int, Step]]
 
 _DRIVER = ("literals", "steps/operators", "steps/shipping", "steps/replay", "steps/body_trials", "steps/driver")
 """Modules whose texts are the program in the sandbox."""
-_BODY = ("path", "qualname", "def_line", "first_line", "last_line", "indent", "text")
 _CPU_S, _WALL_S = 2.0, 10.0
 """Limits of one program when it judges."""
 _GOLD_CPU_S, _GOLD_WALL_S = 0.5, 3.0
@@ -109,21 +108,12 @@ def try_bodies(
     Once a body passes, the function's other bodies are not tried, and get an empty list too. None when the sandbox ended early.
     Raises SandboxError.
     """
-    orders = [
-        {
-            "body": {name: getattr(trial, name) for name in _BODY},
-            "numbers": list(trial.numbers),
-            "most": trial.most,
-            "found_first": trial.found_first,
-        }
-        for trial in trials
-    ]
     request = {
         "mode": "bodies",
         "programs": [program.steps for program in programs],
         "expected": [program.expected for program in programs],
         "body_cpu_s": [max(_LEAST_CPU_S, _LONGER * program.cpu_s) for program in programs],
-        "orders": orders,
+        "trials": [asdict(trial) for trial in trials],
     }
     answers = _ask(runner, tree, request, gold=True)[1]
     return answers if answers is not None and len(answers) == len(trials) else None

@@ -38,6 +38,8 @@ _SKIPPED_PLUGINS = frozenset(
 """Installed pytest plugins left unloaded: they reorder, repeat, spread or measure tests, or cost a second at start-up without
 being needed to run them (`@given` works without hypothesis's plugin)."""
 
+_FRESH_FLAGS = ("-B", "-s", "-c")
+"""`WARM_FLAGS` in another order: the same to Python, but a sandbox starts an interpreter for it."""
 _ANSWER_BYTES = 64 << 20
 _MOST_UNPACKED, _MOST_JUDGED = 256 << 20, 16 << 20
 """Limits on an unpacked answer, in bytes: about trusted code, and about judged work. A forged answer must not exhaust the host's
@@ -87,6 +89,8 @@ class CodeRunner:
     python_path: Sequence[str] = (".",)
     """Folders of the tree that are put on `sys.path`."""
     limits: Limits = dataclasses.field(default_factory=Limits)
+    fresh: bool = False
+    """Start an interpreter for each run, instead of forking a running one: objects then have other addresses."""
 
     def run(self, tree: Tree, test_ids: Sequence[str], extra_args: Sequence[str] = (), *, watched: Sequence[str] = ()) -> TestRun:
         """Run the tests named by `test_ids` (all that pytest finds when empty).
@@ -142,7 +146,7 @@ class CodeRunner:
         """
         nonce = secrets.token_hex(16)
         command = Command(
-            argv=(str(self.python), *WARM_FLAGS, program),
+            argv=(str(self.python), *(_FRESH_FLAGS if self.fresh else WARM_FLAGS), program),
             python=self.python,
             stdin=json.dumps({"nonce": nonce, "python_path": list(self.python_path), **request}).encode(),
             env=env,

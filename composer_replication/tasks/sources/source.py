@@ -69,7 +69,7 @@ def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Pri
         elif wanted:
             name, version = wanted["name"], wanted["version"]
             archive = download_sdist(name, f"=={version}", scratch)
-            label, entries = f"pypi:{name}=={version}", _archive_entries(archive)
+            label, entries = f"pypi:{name}=={version}", archive_entries(archive)
         elif is_git_url(source):
             url, commit = clone(source, scratch / "clone")
             name = re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
@@ -102,13 +102,16 @@ def is_litter(path: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class SourceFile:
+    """A regular file of a source."""
+
     path: str
+    """POSIX, relative to the root."""
     content: bytes
     executable: bool
 
 
-def _write_tree(entries: Iterable[_Entry], tree: Path, source: str) -> None:
+def _write_tree(entries: Iterable[SourceFile], tree: Path, source: str) -> None:
     found = {entry.path: entry for entry in entries if entry.path.isprintable() and not is_litter(entry.path)}
     packages = {path.rpartition("/")[0] for path in found if path.endswith("/__init__.py")}
     environments = tuple(path.removesuffix("pyvenv.cfg") for path in found if path.endswith("/pyvenv.cfg"))
@@ -124,7 +127,7 @@ def _write_tree(entries: Iterable[_Entry], tree: Path, source: str) -> None:
             target.chmod(0o755 if entry.executable else 0o644)
 
 
-def _folder_entries(folder: Path, without: Path | None = None) -> Iterator[_Entry]:
+def _folder_entries(folder: Path, without: Path | None = None) -> Iterator[SourceFile]:
     """Yield regular files below `folder`; litter folders, tasks, links and `without` are not entered."""
     total = 0
     left_out = None if without is None else without.resolve()
@@ -141,7 +144,7 @@ def _folder_entries(folder: Path, without: Path | None = None) -> Iterator[_Entr
                 if stat.S_ISREG(entry.info.st_mode):
                     total = _counted(total, entry.info.st_size, folder)
                     content = top.read(path, _MAX_TREE_BYTES)
-                    yield _Entry(path, content, bool(entry.info.st_mode & stat.S_IXUSR))
+                    yield SourceFile(path, content, bool(entry.info.st_mode & stat.S_IXUSR))
     except OSError as error:
         raise SourceError(f"{error.filename} cannot be read ({error.strerror})", fix="make it readable") from error
 
@@ -151,8 +154,12 @@ def _holds_tasks(folder: Path) -> bool:
     return (folder / STATE / SOURCE_RECORD).exists() or all((folder / name).exists() for name in _TASK)
 
 
-def _archive_entries(archive: Path) -> Iterator[_Entry]:
-    """Yield regular files of a source archive, without its top folder."""
+def archive_entries(archive: Path) -> Iterator[SourceFile]:
+    """Yield regular files of a source archive, without its top folder.
+
+    Raises:
+        SourceError: it cannot be read, or is too large.
+    """
     total = 0
     try:
         if zipfile.is_zipfile(archive):
@@ -161,7 +168,7 @@ def _archive_entries(archive: Path) -> Iterator[_Entry]:
                     path = _inside(info.filename)
                     if path and not info.is_dir() and stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG):
                         total = _counted(total, info.file_size, archive)
-                        yield _Entry(path, zipped.read(info), bool((info.external_attr >> 16) & stat.S_IXUSR))
+                        yield SourceFile(path, zipped.read(info), bool((info.external_attr >> 16) & stat.S_IXUSR))
             return
         with tarfile.open(archive) as tar:
             for member in tar:
@@ -169,7 +176,7 @@ def _archive_entries(archive: Path) -> Iterator[_Entry]:
                 stream = tar.extractfile(member) if path and member.isreg() else None
                 if stream is not None:
                     total = _counted(total, member.size, archive)
-                    yield _Entry(path, stream.read(), bool(member.mode & stat.S_IXUSR))
+                    yield SourceFile(path, stream.read(), bool(member.mode & stat.S_IXUSR))
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
         raise SourceError(f"{archive.name} is not a readable source archive ({error})", fix="fetch it again") from error
 

@@ -1,23 +1,21 @@
-"""Wheels of what the package index has as a source archive only, built in a sandbox without network."""
+"""Building wheels of packages that the index has as source archives only, in a sandbox without network."""
 
 from __future__ import annotations
 
-import tarfile
 import tomllib
-import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from composer_replication.sandbox import Command, Ending, Limits, Sandbox, Tree
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.sources.fetch import download_sdist
+from composer_replication.tasks.sources.source import archive_entries
 from composer_replication.types.errors import SourceError
 
 _LIMITS = Limits(wall_s=900, cpu_s=900, memory_mb=2048, processes=256, disk_mb=1024, changed_files=10_000, changed_mb=256)
-_MOST_PYPROJECT = 1 << 20
 _BUILD = """
 import importlib, os, shutil, sys, tomllib
 
@@ -37,9 +35,9 @@ for part in filter(None, name.split(".")):
     backend = getattr(backend, part)
 backend.build_wheel(os.path.abspath("../../built"))
 """
-"""What a build frontend does (PEP 517), https://peps.python.org/pep-0517/; no sandbox shows pip."""
+"""Does what a build frontend does (PEP 517, https://peps.python.org/pep-0517/), because no sandbox shows pip."""
 _USUAL = ("setuptools", "wheel")
-"""What a source archive that declares nothing is built with."""
+"""Requirements of the build of an archive that declares none."""
 _OWN = "install it yourself and name that interpreter with --python PATH"
 
 
@@ -56,7 +54,7 @@ def build_wheel(wanted: Requirement, out: Path, *, make_tools: Callable[[Path, l
         SourceError: the index has no such archive, or it cannot be built so.
         SandboxError: the sandbox broke.
     """
-    problem = f"{wanted.name} has no wheel, and none can be built of its source archive in a sandbox"
+    problem = f"{wanted.name} has no wheel, and none can be built from its source archive in a sandbox"
     if sandbox.isolation.name == "unsafe-subprocess":
         raise SourceError(f"{problem}: the kind unsafe-subprocess confines nothing", fix=_OWN)
     with scratch_folder() as scratch:
@@ -84,38 +82,13 @@ def build_wheel(wanted: Requirement, out: Path, *, make_tools: Callable[[Path, l
 
 
 def _tools(archive: Path) -> list[str]:
-    """Return what an archive declares that it is built with. Raises SourceError for what is no source archive."""
+    """Return the requirements that an archive declares for its build. Raises SourceError for what is no source archive."""
+    text = next((file.content for file in archive_entries(archive) if file.path == "pyproject.toml"), b"")
     try:
-        text = _pyproject(archive)
-        requires = tomllib.loads(text.decode()).get("build-system", {}).get("requires", [*_USUAL])
+        requires = tomllib.loads(text.decode()).get("build-system", {}).get("requires", _USUAL)
         return [str(Requirement(line)) for line in requires]
-    except (
-        OSError,
-        tarfile.TarError,
-        zipfile.BadZipFile,
-        EOFError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        InvalidRequirement,
-    ) as error:
-        raise SourceError(f"{archive.name} does not say what it is built with: {error}", fix=_OWN) from error
-
-
-def _pyproject(archive: Path) -> bytes:
-    """Return the text of an archive's `pyproject.toml`, empty where it has none; nothing is unpacked."""
-    wanted = "pyproject.toml"
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive) as packed:
-            names = [name for name in packed.namelist() if PurePosixPath(name).parts[1:] == (wanted,)]
-            with packed.open(names[0]) if names else open("/dev/null", "rb") as file:
-                return file.read(_MOST_PYPROJECT)
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            if member.isfile() and PurePosixPath(member.name).parts[1:] == (wanted,):
-                inside = tar.extractfile(member)
-                return inside.read(_MOST_PYPROJECT) if inside is not None else b""
-    return b""
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SourceError(f"{archive.name}: pyproject.toml does not say what it is built with: {error}", fix=_OWN) from error
 
 
 def _why(ending: Ending, said: bytes) -> str:

@@ -5,11 +5,13 @@ The text of this module runs behind that of `steps.replay` and in front of `step
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.machinery
+import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -78,6 +80,19 @@ def code_with(body: dict[str, Any], lines: Sequence[bytes], old: CodeType) -> Co
     return new if new is not None and new.co_freevars == old.co_freevars else None
 
 
+@contextlib.contextmanager
+def swapped(functions: Sequence[FunctionType], codes: Sequence[Any]) -> Iterator[None]:
+    """Give functions other code for a while."""
+    before = [function.__code__ for function in functions]
+    try:
+        for function, code in zip(functions, codes, strict=True):
+            function.__code__ = code
+        yield
+    finally:
+        for function, code in zip(functions, before, strict=True):
+            function.__code__ = code
+
+
 class Bodies:
     """Puts other bodies in the place of functions' own: in the functions themselves, where that is the same as a changed file."""
 
@@ -121,22 +136,21 @@ class Bodies:
             self.held[number] = not self.is_wrong(number, self.cpu_s)
         return self.held[number]
 
-    def try_all(self, orders: Sequence[dict[str, Any]]) -> list[list[int]]:
-        """Return for each order the numbers of the first `most` of its `numbers` that tell its body from the gold code.
+    def try_all(self, trials: Sequence[dict[str, Any]]) -> list[list[int]]:
+        """Return for each trial the numbers of the first `most` of its `numbers` that tell its body from the gold code.
 
         Once a body of a function is told by none, the function's other bodies are not tried, and get an empty list too.
         """
         answers: list[list[int]] = []
         passed: set[tuple[str, str]] = set()
-        told: dict[tuple[str, str], list[int]] = {}
-        for order in orders:
-            function = (order["body"]["path"], order["body"]["qualname"])
-            known = told.setdefault(function, [])
-            numbers, most = order["numbers"], order["most"]
-            if order["found_first"]:
-                numbers, most = [*known, *(number for number in numbers if number not in known)], max(most, len(known))
-            found = [] if function in passed else self.try_one(order["body"], numbers, most)
-            known += [number for number in found if number not in known]
+        told: dict[tuple[str, str], dict[int, None]] = {}
+        for trial in trials:
+            function = (trial["path"], trial["qualname"])
+            known = told.setdefault(function, {})
+            first = known if trial["found_first"] else {}
+            numbers = [*first, *(number for number in trial["numbers"] if number not in first)]
+            found = [] if function in passed else self.try_one(trial, numbers, max(trial["most"], len(first)))
+            known.update(dict.fromkeys(found))
             if not found:
                 passed.add(function)
             answers.append(found)
@@ -145,25 +159,17 @@ class Bodies:
     def try_one(self, body: dict[str, Any], numbers: Sequence[int], most: int) -> list[int]:
         """Return the first `most` of the numbers whose programs tell a body."""
         functions = self.find(body["path"], body["qualname"])
-        before = [function.__code__ for function in functions]
         lines = lines_of(os.path.join(os.getcwd(), body["path"]))
-        codes = [code_with(body, lines, old) for old in before]
+        codes = [code_with(body, lines, function.__code__) for function in functions]
         if not codes or None in codes:
             return self.try_file(body, [number for number in numbers if self.holds(number)], most)
-        found: list[int] = []
-        for number in numbers:
-            try:
-                for function, code in zip(functions, codes, strict=True):
-                    function.__code__ = code  # type: ignore[assignment]
+
+        def tells(number: int) -> bool:
+            with swapped(functions, codes):
                 wrong = self.is_wrong(number, self.body_cpu_s[number])
-            finally:
-                for function, code in zip(functions, before, strict=True):
-                    function.__code__ = code
-            if wrong and self.holds(number):
-                found.append(number)
-                if len(found) == most:
-                    break
-        return found
+            return wrong and self.holds(number)
+
+        return list(itertools.islice(filter(tells, numbers), most))
 
     def try_file(self, body: dict[str, Any], steady: Sequence[int], most: int) -> list[int]:
         """Do `try_one` with a changed file: all programs tell a body whose module cannot be imported, or not to the end."""
@@ -174,10 +180,4 @@ class Bodies:
         forget_tree()
         replace_body(body)
         import_modules([self.programs[number] for number in steady])
-        found: list[int] = []
-        for number in steady:
-            if self.is_wrong(number, self.body_cpu_s[number]):
-                found.append(number)
-                if len(found) == most:
-                    break
-        return found
+        return list(itertools.islice((number for number in steady if self.is_wrong(number, self.body_cpu_s[number])), most))

@@ -28,14 +28,14 @@ _MEMORY = 2 << 30
 
 
 def answer(request: dict[str, Any]) -> list[Any]:
-    """Carry out a request: run `programs`, or try each of `orders` on them."""
+    """Carry out a request: run `programs`, or try each of `trials` on them."""
     programs = request["programs"]
     limits = {"cpu_s": request["cpu_s"], "wall_s": request["wall_s"]}
     if request["mode"] == "bodies":
         bodies = Bodies(request)
         bodies.import_modules()
         gc.freeze()
-        return bodies.try_all(request["orders"])
+        return bodies.try_all(request["trials"])
     import_modules(programs)
     gc.freeze()  # so that a collection in a fork does not copy every page
     if request["mode"] == "run":

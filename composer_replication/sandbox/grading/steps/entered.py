@@ -1,4 +1,4 @@
-"""What a recorder of tests puts in the place of context managers, so that it sees how they are entered and left.
+"""Stand-ins for the context managers of tests, so that a recorder sees how they are entered and left.
 
 The text of this module runs inside a sandbox, in front of that of `steps.recorder`.
 """
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class StepWriter(Protocol):
-    """What they need of a recorder."""
+    """The part of a recorder that they use."""
 
     def method(self, owner: Any, name: str, /, *args: Any, **named: Any) -> Any: ...
 
