@@ -110,7 +110,10 @@ def build(
 
 def _build_and_show(source: str, out: Path, options: BuildOptions) -> None:
     if options.install:
-        echo("not confined: pip runs on this machine and asks the index of its settings; no code of a dependency runs", err=True)
+        echo(
+            "not confined: pip runs on this machine and asks the index of its settings; no code of a dependency runs outside the sandbox",
+            err=True,
+        )
     with _Display() as display:
         report = build_tasks(source, out, options, progress=display.show)
     _show_report(report, out)

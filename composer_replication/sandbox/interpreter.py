@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from composer_replication.sandbox.backends.preload import ONLY_STANDARD_LIBRARY
 from composer_replication.sandbox.backends.system import interpreter_patterns, is_shared_prefix, system_view
 from composer_replication.sandbox.protocol import Installation
 from composer_replication.types.errors import SandboxError, TaskError
@@ -32,20 +33,26 @@ _PASSED_ON = frozenset(
 """Variables that say where things are and how to reach the network, and hold no secret but a proxy's."""
 
 _QUESTION = """
-import importlib.util, json, pkgutil, sys, sysconfig
-from importlib.metadata import entry_points
+import json, pkgutil, sysconfig
+from importlib.machinery import PathFinder
+from importlib.metadata import distributions
 paths = sysconfig.get_paths()
-plugins = sorted({(e.name, e.value.split(":")[0]) for e in entry_points(group="pytest11")})
+entries = (e for d in distributions(path=everything) for e in d.entry_points)
+plugins = sorted({(e.name, e.value.split(":")[0]) for e in entries if e.group == "pytest11"})
 print(json.dumps({
     "prefixes": [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix],
     "libraries": [paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")],
-    "search": [p for p in sys.path if p],
+    "search": [p for p in everything if p],
     "plugins": plugins,
     "version": sys.version_info[:2],
     "modules": sorted({
         *sys.stdlib_module_names,
-        *(m.name for m in pkgutil.iter_modules()),
-        *(name for name in ("pytest", "coverage") if importlib.util.find_spec(name)),  # also where an import hook finds them
+        *(m.name for m in pkgutil.iter_modules(everything)),
+        *(  # also where an import hook finds them
+            name
+            for name in ("pytest", "coverage")
+            if any(finder.find_spec(name, everything if finder is PathFinder else None) for finder in sys.meta_path)
+        ),
     }),
 }))
 """
@@ -66,11 +73,21 @@ def installation_of(python: Path) -> Installation:
     return _installation_of(os.path.abspath(python))
 
 
-@lru_cache(maxsize=64)
-def _installation_of(python: str) -> Installation:
+def ask(python: str, question: str, *arguments: str) -> Any:
+    """Run a program in an interpreter on this machine, and return the JSON it prints last.
+
+    What runs of the interpreter's packages are its `.pth` files. `question` finds them in `everything`, and imports from the
+    standard library only.
+
+    Raises:
+        TaskError: the interpreter does not work.
+        SandboxError: it does not answer.
+    """
+    command = [python, "-I", "-c", ONLY_STANDARD_LIBRARY + question, *arguments]
     try:
-        command = [python, "-I", "-c", _QUESTION]  # runs the `.pth` files of the interpreter's packages
-        answer = subprocess.run(command, capture_output=True, timeout=_ANSWER_S, cwd="/", env=clean_environment())
+        answer = subprocess.run(
+            command, capture_output=True, timeout=_ANSWER_S, cwd="/", env=clean_environment(), stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired as error:
         raise _no_answer(python) from error
     except OSError as error:
@@ -79,9 +96,14 @@ def _installation_of(python: str) -> Installation:
         said = answer.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise _no_interpreter(python, said or f"exit status {answer.returncode}")
     try:
-        facts = json.loads(answer.stdout.rstrip().rpartition(b"\n")[2])  # a wrapper may have printed something before
+        return json.loads(answer.stdout.rstrip().rpartition(b"\n")[2])  # a wrapper may have printed something before
     except ValueError as error:
         raise _no_interpreter(python, "it does not run the program it is given") from error
+
+
+@lru_cache(maxsize=64)
+def _installation_of(python: str) -> Installation:
+    facts = ask(python, _QUESTION)
     binds = _folders_of(facts, python)
     ours = Path(__file__).resolve().parents[1]
     holders = {*facts["search"], *facts["libraries"], *facts["prefixes"], str(ours.parent)}

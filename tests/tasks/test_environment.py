@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox import Command, Tree, open_sandbox
 from composer_replication.sandbox.interpreter import installation_of
+from composer_replication.sandbox.request import WARM_FLAGS
+from composer_replication.tasks.exchange.pins import pins_of
 from composer_replication.tasks.sources.environment import declared_requirements, make_environment
+from composer_replication.types import Deletion, TaskSpec
 from composer_replication.types.errors import SourceError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
@@ -163,15 +166,80 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_no_code_of_a_wheel_runs_while_it_is_installed(write_project: WriteProject, tmp_path: Path, wheels: Path) -> None:
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"alpha.pth": "import os; RUN\n"},
+        {"alpha.pth": "# a comment\x0cimport os; RUN\n"},
+        {"sitecustomize.py": "RUN\n"},
+        {"alpha.pth": "below\n", "below/sitecustomize.py": "RUN\n"},
+        {"alpha-9.0.data/data/lib/below/usercustomize/__init__.py": "RUN\n", "alpha.pth": "../../below\n"},
+        {"msvcrt.py": "RUN\n"},
+        {"org/python/core.py": "RUN\n", "org/__init__.py": "", "org/python/__init__.py": ""},
+        {"colorama/__init__.py": "RUN\n", "argcomplete.py": "RUN\n"},
+    ],
+    ids=lambda files: "+".join(files),
+)
+def test_no_code_of_a_wheel_runs_outside_a_sandbox(
+    write_project: WriteProject, tmp_path: Path, wheels: Path, files: Mapping[str, str]
+) -> None:
+    """Neither while it is installed, nor when the interpreter is asked, nor when it waits for programs of sandboxes."""
     marker = tmp_path / "marker"
-    seen = f"import os, pathlib; pathlib.Path({str(marker)!r}).write_text('pth' + str(os.environ))\n"
-    write_wheel(wheels, "alpha", {"alpha.pth": seen})
-    make_environment(tmp_path / "env", write_project({"requirements.txt": "alpha\n"}), "shop", sandbox=open_sandbox())
-    assert not marker.exists(), "an installed wheel ran"
-    installation_of(tmp_path / "env" / "bin" / "python")
-    assert marker.read_text().startswith("pth"), "asking the interpreter runs it: docs/tasks.md says so"
-    assert "sk-host-secret" not in marker.read_text()
+    run = f"open({str(marker)!r}, 'w').write('ran')"
+    write_wheel(
+        wheels, "pytest", {"pytest/__init__.py": "import subprocess\ntry:\n    import colorama\nexcept ImportError: pass\n"}
+    )
+    write_wheel(wheels, "alpha", {path: text.replace("RUN", run) for path, text in files.items()})
+    sandbox, project = open_sandbox(), write_project({"requirements.txt": "alpha\n"})
+    python = make_environment(tmp_path / "env", project, "shop", sandbox=sandbox)
+    assert "alpha" in installation_of(python).modules
+    spec = TaskSpec(
+        task_id="shop/a",
+        source="shop",
+        source_digest="0" * 64,
+        instruction="Bring back a.",
+        deleted=(Deletion(path="shop.py", qualname="a", lines=1),),
+        fail_to_pass=("test_shop.py::test_a",),
+        pass_to_pass=(),
+        editable=("shop.py",),
+        test_timeout_s=60.0,
+    )
+    assert pins_of(spec, project, python).requirements == ("alpha==9.0", "pytest==9.0")
+    code = "import sys, alpha; print('pytest' in sys.modules, 'colorama' in sys.modules, alpha.__name__)"
+    done = sandbox.run(Tree(base=tmp_path), Command(argv=(str(python), *WARM_FLAGS, code), python=python))
+    assert done.stdout.split() == [b"True", b"False", b"alpha"], done.stderr
+    assert not marker.exists(), "an installed wheel ran on this machine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("_pytest/config.py", "is a part of pytest"),
+        ("pluggy.py", "is a part of pluggy"),
+        ("alpha/../iniconfig/__init__.py", "is a part of iniconfig"),
+        ("alpha-9.0.data/platlib/attr/__init__.py", "is a part of attrs"),
+        ("alpha-9.0.data/data/lib/python3.11/site-packages/packaging/__init__.py", "is a part of packaging"),
+        ("alpha-9.0.data/data/pyvenv.cfg", "replaces pyvenv.cfg of the environment"),
+        ("alpha-9.0.data/scripts/python", "replaces bin/python of the environment"),
+    ],
+)
+def test_a_wheel_that_brings_what_runs_outside_is_refused(
+    write_project: WriteProject, tmp_path: Path, wheels: Path, path: str, reason: str
+) -> None:
+    write_wheel(wheels, "alpha", {path: "raise SystemExit\n"})
+    with pytest.raises(SourceError, match=reason) as caught:
+        make_environment(tmp_path / "env", write_project({"requirements.txt": "alpha\n"}), "shop", sandbox=open_sandbox())
+    assert "--python" in (caught.value.fix or "")
+
+
+@pytest.mark.slow
+def test_parts_of_pytest_come_from_their_own_distributions(write_project: WriteProject, tmp_path: Path, wheels: Path) -> None:
+    write_wheel(wheels, "attrs", {"attr/__init__.py": ""})
+    write_wheel(wheels, "py", {"py/path.py": ""})
+    project = write_project({"requirements.txt": "attrs\npy\n"})
+    python = make_environment(tmp_path / "env", project, "shop", sandbox=open_sandbox())
+    assert {"attr", "attrs", "py"} <= installation_of(python).modules
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from typing import TypeAlias
 
 from composer_replication.sandbox.backends import bubblewrap, landlock, linux, namespaces, seccomp, system, unsafe
 from composer_replication.sandbox.backends.cgroup import Cgroups, UsageMeter
+from composer_replication.sandbox.backends.preload import ONLY_STANDARD_LIBRARY, preload
 from composer_replication.sandbox.backends.supervisor import (
     SETUP_ERRORS,
     Backend,
@@ -44,25 +45,22 @@ _TAKEN, _DONE = b"t", b"d"
 """Messages of a sandbox to the launcher, sent with its process id."""
 _LOOK_ROUND_MS = 1000
 
-_PRELOADED = "pytest"
-"""The first import of nearly every program in a sandbox; it takes ten times as long as starting the interpreter."""
-
 
 def main(
-    connection: int, scratch: str, *, held: int, backend: str, ready: int, groups: Groups, owner: int, warm: bool
+    connection: int, scratch: str, *, held: int, backend: str, ready: int, groups: Groups, owner: int, packages: list[str] | None
 ) -> WarmProgram | None:
     """Keep `ready` sandboxes waiting until the host closes its end or dies; then wait for them to end, and remove `scratch`.
 
     All of them receive from the one connection, and the first to get a request serves it. `held` locks `scratch`, so that no
-    process takes it for abandoned before the last process has ended. With `warm`, this interpreter is one that programs are
-    written for: pytest is imported before the first sandbox is forked, and in a sandbox's process the program to turn into is
-    returned.
+    process takes it for abandoned before the last process has ended. With `packages`, where modules are found, this interpreter
+    is one that programs are written for: pytest is imported before the first sandbox is forked, and in a sandbox's process the
+    program to turn into is returned.
     """
     for fd in (connection, held):
         os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if warm:
-        _preload()
+    if packages is not None:
+        preload(packages)
     if backend != "unsafe-subprocess":
         _prepare_seal()
     gc.disable()
@@ -160,22 +158,16 @@ def _refusing(reason: str) -> Backend:
     return refuse
 
 
-def _preload() -> None:
-    with contextlib.suppress(ImportError):
-        importlib.import_module(_PRELOADED)
-        for name in importlib.import_module("_pytest.config").default_plugins:
-            importlib.import_module(f"_pytest.{name}")
-
-
-def become(program: WarmProgram) -> types.ModuleType:
-    """Make this process look like a fresh interpreter: the returned `__main__` is where the program's source is to run."""
+def become(program: WarmProgram, path: list[str]) -> types.ModuleType:
+    """Make this process look like a fresh interpreter with this `sys.path`: in the returned `__main__` the program's source is to
+    run."""
     main_module = types.ModuleType("__main__")
     sys.modules["__main__"] = main_module
     package = __name__.partition(".")[0]
     for name in [n for n in sys.modules if n.partition(".")[0] == package]:
         del sys.modules[name]
     sys.argv = program.argv
-    sys.path[:] = [entry for entry in sys.path if os.path.exists(entry) or entry.endswith(".zip")]
+    sys.path[:] = [entry for entry in path if os.path.exists(entry) or entry.endswith(".zip")]
     sys.path_importer_cache.clear()
     importlib.invalidate_caches()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -184,18 +176,21 @@ def become(program: WarmProgram) -> types.ModuleType:
     return main_module
 
 
-BOOTSTRAP = """
-import sys
+BOOTSTRAP = (
+    ONLY_STANDARD_LIBRARY.replace("{", "{{").replace("}", "}}")
+    + """
 sys.path.insert(0, {root!r})
 from composer_replication.sandbox.backends import launcher
 sys.path.remove({root!r})
 program = launcher.main(
-    {connection}, {scratch!r}, held={held}, backend={backend!r}, ready={ready}, groups={groups!r}, owner={owner}, warm={warm}
+    {connection}, {scratch!r}, held={held}, backend={backend!r}, ready={ready}, groups={groups!r}, owner={owner},
+    packages=everything if {warm} else None,
 )
 if program is not None:
-    place = launcher.become(program).__dict__
+    place = launcher.become(program, everything).__dict__
     source = program.source
-    del sys, launcher, program
+    del sys, os, everything, home, standard, launcher, program
     exec(compile(source, "<string>", "exec"), place)
 """
+)
 """The launcher's `__main__`: a sandbox's program runs at its top level, with none of the launcher's frames below it."""

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from composer_replication.sandbox.interpreter import ask
 from composer_replication.tasks.sources.environment import declared_requirements
 from composer_replication.types import TaskSpec
-from composer_replication.types.errors import TaskError
 
 _QUESTION = """
-import json, re, sys
-from importlib.metadata import PackageNotFoundError, distribution
+import json, re
+from importlib.metadata import distributions
+def plain(name):
+    return re.sub("[-_.]+", "-", name).lower()
+all_installed = {plain(d.name): d for d in reversed([*distributions(path=everything)]) if d.name}
 pending, found = json.loads(sys.argv[1]), {}
 while pending:
-    name = pending.pop()
-    try:
-        installed = distribution(name)
-    except PackageNotFoundError:
-        continue
-    if installed.name not in found:
+    installed = all_installed.get(plain(pending.pop()))
+    if installed is not None and installed.name not in found:
         found[installed.name] = installed.version
         for line in installed.requires or ():
             if "extra ==" not in line:
@@ -46,7 +44,7 @@ def pins_of(spec: TaskSpec, tree: Path, python: Path) -> Pins:
     """Return the version of `python`, and of pytest and everything the tree declares as far as `python` has it, with
     dependencies.
 
-    Raises TaskError when the interpreter does not run.
+    Raises TaskError when the interpreter does not run, and SandboxError when it does not answer.
     """
     project = re.split(r"[:/]", spec.source.removesuffix(".git"))[-1].partition("==")[0].partition("@")[0]
     names = [re.split(r"[\s<>=!~;\[(]", line, maxsplit=1)[0] for line in declared_requirements(tree, project)]
@@ -55,10 +53,5 @@ def pins_of(spec: TaskSpec, tree: Path, python: Path) -> Pins:
 
 @lru_cache(maxsize=256)
 def _asked(python: Path, names: tuple[str, ...]) -> Pins:
-    command = [str(python), "-I", "-c", _QUESTION, json.dumps(names)]
-    try:
-        answer = subprocess.run(command, capture_output=True, check=True, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise TaskError(f"{python} is not a working Python interpreter ({error})", fix="name another: --python PATH") from error
-    version, requirements = json.loads(answer.stdout)
+    version, requirements = ask(str(python), _QUESTION, json.dumps(names))
     return Pins(version, tuple(requirements))

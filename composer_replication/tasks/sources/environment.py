@@ -5,13 +5,10 @@ from __future__ import annotations
 import ast
 import configparser
 import email.parser
-import itertools
 import re
-import shutil
-import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -20,17 +17,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from composer_replication.sandbox import Sandbox
-from composer_replication.sandbox.interpreter import clean_environment
-from composer_replication.tasks.sources.wheels import build_wheel
-from composer_replication.types.errors import SourceError
+from composer_replication.tasks.sources.install import install, make_empty, remove
 from composer_replication.types.syntax import parse_module
 
 _TEST_GROUPS = frozenset({"test", "tests", "testing", "dev", "develop", "development"})
 _REQUIREMENT_WORDS = _TEST_GROUPS | {"requirements", "requirement", "base", "main", "txt", "in"}
 _TOOLS = ("pytest", "coverage")
-_INSTALL_S = 1800
-_NO_WHEEL = re.compile(r"No matching distribution found for (.+?)(?: \(from .*)?$", re.MULTILINE)
-_OWN = "install them yourself and name that interpreter with --python PATH"
 
 
 def declared_requirements(tree: Path, name: str) -> tuple[str, ...]:
@@ -60,21 +52,21 @@ def make_environment(folder: Path, tree: Path, name: str, *, sandbox: Sandbox, b
 
     pip takes wheels, which runs none of their code; what has none is built in `sandbox`, without network. pip itself runs on this
     machine and asks the index of its settings: these, proxies and certificates are passed on, and nothing else of this process's
-    environment.
+    environment. Code that a wheel would have run whenever the interpreter starts is put aside.
 
     Raises:
-        SourceError: it cannot be made, or pip cannot install something.
+        SourceError: it cannot be made, pip cannot install something, or a wheel would change what runs on this machine.
         SandboxError: the sandbox broke.
     """
     python, wanted = folder / "bin" / "python", sorted({*declared_requirements(tree, name), *_TOOLS})
-    seal = folder / "composer-requirements.txt"
+    seal = folder / "composer-installed.txt"
     if python.exists() and seal.exists() and seal.read_text().splitlines() == wanted:
         return python
     base = base or Path(sys.executable)
-    _make(folder, base)
-    _install(python, wanted, folder / "wheels", base, sandbox)
+    make_empty(folder, base)
+    install(folder, wanted, base=base, sandbox=sandbox)
     if "pip" not in wanted:
-        _remove(folder, "pip")
+        remove(folder, "pip")
     version = _declared_version(tree)
     for packages in folder.glob("lib/python*/site-packages"):
         metadata = packages / f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info" / "METADATA"
@@ -82,75 +74,6 @@ def make_environment(folder: Path, tree: Path, name: str, *, sandbox: Sandbox, b
         metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     seal.write_text("\n".join(wanted) + "\n")
     return python
-
-
-def _make(folder: Path, base: Path) -> None:
-    """Make an environment with pip and nothing else. Raises SourceError."""
-    _call([str(base), "-m", "venv", "--clear", str(folder)], "the environment for the tests cannot be made")
-    _remove(folder, "setuptools", "pkg_resources", "_distutils_hack")
-
-
-def _install(python: Path, wanted: Sequence[str], wheels: Path, base: Path, sandbox: Sandbox) -> None:
-    """Install wheels, and build those that the index does not have into `wheels`. Raises SourceError or SandboxError."""
-
-    def make_tools(place: Path, tools: Sequence[str]) -> Path:
-        _make(place, base)
-        if tools:
-            _pip_install(place / "bin" / "python", tools)
-        return place / "bin" / "python"
-
-    built: set[str] = set()
-    while True:
-        try:
-            _pip_install(python, wanted, *(["--find-links", str(wheels)] if built else []))
-        except SourceError as error:
-            missing = _NO_WHEEL.search(str(error))
-            if missing is None or missing[1] in built:
-                raise
-            built.add(missing[1])
-            build_wheel(Requirement(missing[1]), wheels, make_tools=make_tools, sandbox=sandbox)
-        else:
-            return
-
-
-def _pip_install(python: Path, wanted: Sequence[str], *more: str) -> None:
-    options = ("-q", "--disable-pip-version-check", "--no-input", "--only-binary=:all:", *more)
-    _call([str(python), "-m", "pip", "install", *options, *wanted], "the project's dependencies cannot be installed")
-
-
-def _remove(folder: Path, *names: str) -> None:
-    """Remove packages that `venv` installs: pip and setuptools vendor projects that others want tasks of, such as rich.
-
-    By their files: an interpreter that has the dependencies would run their `.pth` files when it starts.
-    """
-    for name in names:
-        packages = (folder.glob(f"lib/python*/site-packages/{pattern}") for pattern in (name, f"{name}-*.dist-info"))
-        for path in itertools.chain.from_iterable(packages):
-            shutil.rmtree(path)
-        for path in folder.glob(f"bin/{name}*"):
-            path.unlink()
-    if "setuptools" in names:
-        for path in folder.glob("lib/python*/site-packages/distutils-precedence.pth"):
-            path.unlink()
-
-
-def _call(command: list[str], problem: str) -> None:
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_INSTALL_S,
-            stdin=subprocess.DEVNULL,
-            env=clean_environment("PIP_") | {"PIP_NO_INPUT": "1"},
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SourceError(f"{problem}: {error}", fix=_OWN) from error
-    if done.returncode != 0:
-        said = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip()]
-        errors = [line for line in said if line.startswith("ERROR: ")] or said[-1:]
-        raise SourceError(f"{problem}: {'; '.join(errors[:2])}", fix=_OWN)
 
 
 def _declared_version(tree: Path) -> str:
