@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import marshal
+import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
 WARM_FLAGS = ("-s", "-B", "-c")
 """`PYTHON *WARM_FLAGS SOURCE [ARGUMENT...]` need not start an interpreter: a sandbox can be forked from a running one."""
+
+
+_LENGTH = struct.Struct("<Q")
 
 
 class WarmProgram(BaseException):
@@ -102,10 +106,16 @@ class BoxReport:
     not_kept: tuple[str, ...] = ()
 
     def dumps(self) -> bytes:
-        """Serialize the report."""
-        return marshal.dumps({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+        """Serialize the report, with its length in front, so that its reader need not wait for the end of the file."""
+        data = marshal.dumps({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+        return _LENGTH.pack(len(data)) + data
+
+    @staticmethod
+    def is_whole(data: bytes | bytearray) -> bool:
+        """Return whether `data` holds a whole record."""
+        return len(data) >= _LENGTH.size and len(data) >= _LENGTH.size + _LENGTH.unpack_from(data)[0]
 
     @classmethod
     def loads(cls, data: bytes) -> BoxReport:
         """Invert `dumps`. Raises ValueError, EOFError or TypeError on a torn record."""
-        return cls(**marshal.loads(data))
+        return cls(**marshal.loads(data[_LENGTH.size :]))

@@ -179,9 +179,10 @@ def become(program: WarmProgram, path: list[str]) -> types.ModuleType:
 BOOTSTRAP = (
     ONLY_STANDARD_LIBRARY.replace("{", "{{").replace("}", "}}")
     + """
-sys.path.insert(0, {root!r})
+for name in ("composer_replication", "composer_replication.sandbox", "composer_replication.sandbox.backends"):
+    sys.modules[name] = type(sys)(name)
+    sys.modules[name].__path__ = [{root!r} + "/" + name.replace(".", "/")]
 from composer_replication.sandbox.backends import launcher
-sys.path.remove({root!r})
 program = launcher.main(
     {connection}, {scratch!r}, held={held}, backend={backend!r}, ready={ready}, groups={groups!r}, owner={owner},
     packages=everything if {warm} else None,
@@ -189,7 +190,7 @@ program = launcher.main(
 if program is not None:
     place = launcher.become(program, everything).__dict__
     source = program.source
-    del sys, os, everything, home, standard, launcher, program
+    del sys, os, everything, home, standard, name, launcher, program
     exec(compile(source, "<string>", "exec"), place)
 """
 )

@@ -72,9 +72,10 @@ class Prepared:
 
     def start(self, request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
         """Add the tree and the interpreter, and let the waiting process become the command. Raises OSError."""
+        send_fds(self._command, [fds.request, error_fd, *fds.streams])  # read while the tree is laid out
         changes = self._stage.lay_out(request)
         _add_interpreter(self._stage, request)
-        send_fds(self._command, [fds.request, error_fd, *fds.streams])
+        os.write(self._command, _READY)
         os.close(self._command)
         return Started(pid=self._init, changes=changes, status_fd=self._status_fd, finish=self._stage.disk_full)
 
@@ -229,6 +230,8 @@ def _command(connection: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
     request_fd, error_fd, *streams = raised(received)
     try:
         request = read_request(request_fd)
+        if os.read(connection, len(_READY)) != _READY:
+            os._exit(0)
         exec_command(request, streams, request.argv, request.env, "/repo")
     except SETUP_ERRORS as error:
         exit_with(error_fd, error)

@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
@@ -37,7 +36,7 @@ PRELOADED = {
 """Modules that pytest imports, each with the distributions that may bring it."""
 
 
-class _OnlyPreloaded(MetaPathFinder):
+class _OnlyPreloaded:
     """Leaves `PRELOADED` to the other finders, and finds everything else in the standard library or not at all."""
 
     def __init__(self, standard: Sequence[str]) -> None:

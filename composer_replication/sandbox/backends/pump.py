@@ -92,7 +92,10 @@ class Pump:
         """Take what is there; False at the end."""
         data = os.read(fd, _CHUNK)
         kept = self._kept[name]
-        kept += data[: max(0, self._limit - len(kept)) if name != "report" else len(data)]
+        if name == "report":
+            kept += data
+            return bool(data) and not BoxReport.is_whole(kept)
+        kept += data[: max(0, self._limit - len(kept))]
         return bool(data)
 
 

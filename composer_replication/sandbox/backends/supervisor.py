@@ -24,6 +24,8 @@ from composer_replication.sandbox.request import WARM_FLAGS, BoxFds, BoxReport, 
 CHANNEL_FD = 3
 """The result channel's descriptor number in every sandbox."""
 _FIRST_FREE_FD = 64
+_HOST_FIRST_S = 0.002
+"""Time in which the host, which the kernel wakes on the same processor, reads a report: the end of a process takes a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +240,8 @@ def supervise(backend: Backend, request: BoxRequest, fds: BoxFds, group: Cgroups
     except SETUP_ERRORS as error:
         report = BoxReport(setup_error=str(error))
     with contextlib.suppress(BrokenPipeError), open(fds.report, "wb") as file:  # unread when the host was killed
-        file.write(report.dumps())  # closed at once: the host waits for its end, and the end of this process takes a while
+        file.write(report.dumps())
+    time.sleep(_HOST_FIRST_S)
 
 
 def _watch(backend: Backend, request: BoxRequest, fds: BoxFds, error_read: int, error_write: int) -> BoxReport:
