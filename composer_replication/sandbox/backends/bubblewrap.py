@@ -12,7 +12,7 @@ from composer_replication.sandbox.backends.namespaces import (
     enter_user_namespace,
 )
 from composer_replication.sandbox.backends.stage import Stage, mount_stage
-from composer_replication.sandbox.backends.supervisor import Started, fork_command, open_cgroups, raised
+from composer_replication.sandbox.backends.supervisor import Started, fork_command, open_cgroups
 from composer_replication.sandbox.backends.system import system_view
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
@@ -33,7 +33,7 @@ def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
 def filter_options() -> list[str]:
     """Return the options that name a descriptor from which bwrap reads the filter of system calls. It loads the filter last and
     closes the descriptor."""
-    (fd,) = raised([os.memfd_create("filter")])
+    fd = os.memfd_create("filter")
     os.write(fd, seccomp.box_filter())
     os.lseek(fd, 0, os.SEEK_SET)
     os.set_inheritable(fd, True)

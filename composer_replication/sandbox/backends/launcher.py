@@ -28,6 +28,7 @@ from composer_replication.sandbox.backends.supervisor import (
     SETUP_ERRORS,
     Backend,
     Started,
+    occupy_low_numbers,
     read_request,
     receive_fds,
     supervise,
@@ -58,6 +59,7 @@ def main(
     """
     for fd in (connection, held):
         os.set_inheritable(fd, False)
+    occupy_low_numbers()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if packages is not None:
         preload(packages)

@@ -22,7 +22,6 @@ from composer_replication.sandbox.backends.supervisor import (
     fork,
     join_cgroups,
     open_cgroups,
-    raised,
     read_request,
     receive_fds,
     send_fds,
@@ -227,7 +226,7 @@ def _command(connection: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
     received = receive_fds(connection, _REQUEST_FDS)
     if not received:
         os._exit(0)
-    request_fd, error_fd, *streams = raised(received)
+    request_fd, error_fd, *streams = received
     try:
         request = read_request(request_fd)
         if os.read(connection, len(_READY)) != _READY:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import resource
 import select
@@ -23,7 +22,6 @@ from composer_replication.sandbox.request import WARM_FLAGS, BoxFds, BoxReport, 
 
 CHANNEL_FD = 3
 """The result channel's descriptor number in every sandbox."""
-_FIRST_FREE_FD = 64
 _HOST_FIRST_S = 0.002
 """Time in which the host, which the kernel wakes on the same processor, reads a report: the end of a process takes a while."""
 
@@ -143,12 +141,12 @@ def exec_command(request: BoxRequest, streams: Sequence[int], argv: list[str], e
     os.execve(argv[0], argv, env)
 
 
-def raised(fds: Sequence[int]) -> list[int]:
-    """Move the descriptors to numbers that cannot collide with 0 to 3; the originals are closed."""
-    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD) for fd in fds]
-    for fd in fds:
-        os.close(fd)
-    return above
+def occupy_low_numbers() -> None:
+    """Leave none of the descriptor numbers free that a command's streams have, so that `receive_fds` gives none of them."""
+    fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    while fd <= CHANNEL_FD:
+        fd = os.dup(fd)
+    os.close(fd)
 
 
 def send_fds(connection: int, fds: Sequence[int]) -> None:
@@ -158,9 +156,9 @@ def send_fds(connection: int, fds: Sequence[int]) -> None:
 
 
 def receive_fds(connection: int, most: int) -> list[int]:
-    """Wait for `send_fds`; no descriptors mean that the other side is gone."""
+    """Wait for `send_fds`; no descriptors mean that the other side is gone. No program inherits them."""
     with _borrowed(connection) as end:
-        return list(socket.recv_fds(end, 1, most)[1])
+        return list(socket.recv_fds(end, 1, most, socket.MSG_CMSG_CLOEXEC)[1])
 
 
 @contextmanager
@@ -224,16 +222,13 @@ Backend = Callable[[BoxRequest, BoxFds, int], Started]
 
 def supervise(backend: Backend, request: BoxRequest, fds: BoxFds, group: Cgroups | None, meter: UsageMeter | None) -> None:
     """Run one box from start to end, in `group` where there is one, and write its `BoxReport`."""
-    fds = BoxFds(*raised(fds))
     error_read, error_write = os.pipe()
-    error_high = os.dup2(error_write, _FIRST_FREE_FD - 1, inheritable=False)
-    os.close(error_write)
     try:
         if group is not None:
             if (request.memory_mb, request.processes) != USUAL:
                 group.limit(request.memory_mb, request.processes)
             request = dataclasses.replace(request, cgroup_procs=tuple(group.procs))
-        report = _watch(backend, request, fds, error_read, error_high)
+        report = _watch(backend, request, fds, error_read, error_write)
         if meter is not None:
             cpu_s = meter.cpu_s()
             report = dataclasses.replace(report, oom_killed=meter.oom_killed(), cpu_s=report.cpu_s if cpu_s is None else cpu_s)
