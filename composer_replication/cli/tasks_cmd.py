@@ -110,10 +110,8 @@ def build(
 
 def _build_and_show(source: str, out: Path, options: BuildOptions) -> None:
     if options.install:
-        echo(
-            "not confined: pip runs on this machine and asks the index of its settings; no code of a dependency runs outside the sandbox",
-            err=True,
-        )
+        what = "pip runs on this machine and asks the index of its settings; no code of a dependency runs outside the sandbox"
+        echo(f"not confined: {what}", err=True)
     with _Display() as display:
         report = build_tasks(source, out, options, progress=display.show)
     _show_report(report, out)
