@@ -158,7 +158,10 @@ def send_fds(connection: int, fds: Sequence[int]) -> None:
 def receive_fds(connection: int, most: int) -> list[int]:
     """Wait for `send_fds`; no descriptors mean that the other side is gone. No program inherits them."""
     with _borrowed(connection) as end:
-        return list(socket.recv_fds(end, 1, most, socket.MSG_CMSG_CLOEXEC)[1])
+        fds = socket.recv_fds(end, 1, most)[1]  # Python 3.11 takes flags, and does not pass them on
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return list(fds)
 
 
 @contextmanager
