@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -576,7 +577,18 @@ def test_in_order(number):
 """
 
 
+@pytest.fixture
+def same_addresses() -> Iterator[None]:
+    """Have the kernel give every process the same addresses, where it lets us: some machines that build are set to that."""
+    libc, no_randomizing = ctypes.CDLL(None), 0x0040000
+    before = libc.personality(0xFFFFFFFF)
+    libc.personality(before | no_randomizing)
+    yield
+    libc.personality(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("same_addresses")
 def test_an_id_that_hangs_on_an_address_proves_nothing(write_project: WriteProject, tmp_path: Path) -> None:
     """The set has another order in the next interpreter, and pytest numbers its days by it: `5-day3-len`."""
     shop = "def total(prices):\n    found = 0\n    for price in prices:\n        found += price\n    return found\n"

@@ -40,6 +40,9 @@ being needed to run them (`@given` works without hypothesis's plugin)."""
 
 _FRESH_FLAGS = ("-B", "-s", "-c")
 """`WARM_FLAGS` in another order: the same to Python, but a sandbox starts an interpreter for it."""
+_OTHER_ADDRESSES = {"PYTHONMALLOC": "malloc"}
+"""Moves what the interpreter allocates, also where the kernel does not randomize addresses. What lies in the interpreter's own
+image, as `None` does, stays where it is on such a machine."""
 _ANSWER_BYTES = 64 << 20
 _MOST_UNPACKED, _MOST_JUDGED = 256 << 20, 16 << 20
 """Limits on an unpacked answer, in bytes: about trusted code, and about judged work. A forged answer must not exhaust the host's
@@ -149,7 +152,7 @@ class CodeRunner:
             argv=(str(self.python), *(_FRESH_FLAGS if self.fresh else WARM_FLAGS), program),
             python=self.python,
             stdin=json.dumps({"nonce": nonce, "python_path": list(self.python_path), **request}).encode(),
-            env=env,
+            env={**env, **_OTHER_ADDRESSES} if self.fresh else env,
             limits=dataclasses.replace(self.limits, output_bytes=max(self.limits.output_bytes, _ANSWER_BYTES)),
         )
         result = self.sandbox.run(tree, command)
