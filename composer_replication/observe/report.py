@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from composer_replication.observe import files
-from composer_replication.observe.alarms import run_alarms
+from composer_replication.observe.alarms import Alarmed, run_alarms
 from composer_replication.observe.curves import families
 from composer_replication.observe.excerpt import excerpt
 from composer_replication.observe.run_dir import RunDir
@@ -153,11 +153,18 @@ def _alarms(run: RunDir) -> str:
     items = []
     for arm in run_alarms(run):
         causes = "".join(f"<li>{_text(cause)}: {count}</li>" for cause, count in arm.causes)
-        places = [(urlencode({"arm": arm.arm, "step": step, "trajectory": name}), step, name) for step, name in arm.examples]
-        links = ", ".join(f'<a href="#{_text(place)}">step {step}, {_text(name)}</a>' for place, step, name in places)
+        links = ", ".join(_link(arm.arm, rollout) for rollout in arm.examples)
         counted = f"<strong>{_text(arm.arm)}</strong>: {arm.rollouts} rollouts raised an alarm"
         items.append(f"<li>{counted}<ul>{causes}</ul>{f'Read: {links}' if links else ''}</li>")
     return "".join(items) or "<li>No rollout raised an alarm.</li>"
+
+
+def _link(arm: str, rollout: Alarmed) -> str:
+    """Return a link to a rollout in the page's reader."""
+    key = f"eval-{rollout.step}" if rollout.evaluation else str(rollout.step)
+    place = urlencode({"arm": arm, "step": key, "trajectory": rollout.trajectory_id})
+    of = "evaluation at" if rollout.evaluation else "step"
+    return f'<a href="#{_text(place)}">{of} {rollout.step}, {_text(rollout.trajectory_id)}</a>'
 
 
 def _channels_off(run: RunDir) -> str:

@@ -124,7 +124,12 @@ class ArmJournal:
     ) -> dict[str, float]:
         """Write the trajectories of an evaluation that another program graded, and return its metrics."""
         self.run_dir.write_evaluation(self.arm, step, trajectories)
-        return {"eval/pass_at_1": passed, "eval/pass_at_1_se": se, "eval/unscored": float(unscored)}
+        return {
+            "eval/pass_at_1": passed,
+            "eval/pass_at_1_se": se,
+            "eval/unscored": float(unscored),
+            "eval/alarms": _with_alarm(trajectories),
+        }
 
     def spent(self) -> dict[str, float]:
         """Return what the arm has spent so far, as metrics."""
@@ -196,10 +201,15 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/mean": mean,
         "reward/mean_se": se,
         "reward/unscored": float(len(trajectories) - sum(map(len, scored))),
-        "cheat/alarms": float(sum(bool(grade.alarms) for grade in graded)),
+        "cheat/alarms": _with_alarm(trajectories),
         "rlvr/frac_zero_std": sum(len(set(rewards)) < 2 for rewards in scored) / len(scored),
         "rollout/turns/mean": sum(len(t.turns) for t in trajectories) / len(trajectories),
         "rollout/tokens/mean": sum(t.num_sampled_tokens() for t in trajectories) / len(trajectories),
         "cost/grades_cached": sum(g.cached for g in graded) / max(1, len(graded)),
         **{f"stop/{reason.value}": count / len(trajectories) for reason, count in sorted(stops.items())},
     }
+
+
+def _with_alarm(trajectories: Sequence[Trajectory]) -> float:
+    """Return how many of them have a grade with an alarm, as metrics count."""
+    return float(sum(t.grade is not None and bool(t.grade.alarms) for t in trajectories))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections import Counter
 from dataclasses import replace
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from composer_replication.observe import RunDir
+from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.alarms import run_alarms
 from composer_replication.observe.report import rebuild_report
-from composer_replication.trainer.journal import refuse_unscored, rollout_metrics
+from composer_replication.trainer.journal import ArmJournal, RolloutMeter, refuse_unscored, rollout_metrics
 from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.types import GradeReport, Group, Reward, StopReason, Trajectory, Unscored
 from composer_replication.types.errors import SandboxError
@@ -91,14 +93,22 @@ def test_alarms_are_counted_and_said_aloud(tmp_path: Path) -> None:
     for arm, step, count in (("quiet", 1, 0.0), ("loud", 1, 2.0), ("loud", 2, 2.0)):
         run.log_metrics(arm, step, {"cheat/alarms": count})
         run.write_trajectories(arm, step, trajectories if count else trajectories[1:2])
+    journal = ArmJournal(run, Terminal(Console(file=io.StringIO())), "loud", 2, RolloutMeter())
+    evaluation = journal.write_evaluation(1, trajectories, passed=0.0, se=0.0, unscored=0)
+    assert evaluation["eval/alarms"] == 2.0
+    run.log_metrics("loud", 1, evaluation)
     (found,) = run_alarms(run)
-    assert found.causes == [("the code looks at the frames of its callers", 4), ("every test passed", 2)]
-    assert found.examples == [(step, trajectories[n].trajectory_id) for step in (2, 1) for n in (0, 2)]
+    assert found.causes == [("the code looks at the frames of its callers", 6), ("every test passed", 3)]
+    places = [(2, False, 0), (2, False, 2), (1, True, 0), (1, True, 2), (1, False, 0)]
+    assert [(rollout.step, rollout.evaluation, rollout.trajectory_id) for rollout in found.examples] == [
+        (step, of_evaluation, trajectories[n].trajectory_id) for step, of_evaluation, n in places
+    ]
     assert found.sentence().startswith(
-        "CHEAT ALARM: 4 rollouts of loud raised an alarm, most often: the code looks at the frames of its callers (4); every test"
+        "CHEAT ALARM: 6 rollouts of loud raised an alarm, most often: the code looks at the frames of its callers (6); every test"
     )
     page = rebuild_report(run).read_text()
-    assert "<strong>loud</strong>: 4 rollouts raised an alarm" in page
-    assert "<li>the code looks at the frames of its callers: 4</li>" in page
+    assert "<strong>loud</strong>: 6 rollouts raised an alarm" in page
+    assert "<li>the code looks at the frames of its callers: 6</li>" in page
     assert f'href="#arm=loud&amp;step=2&amp;trajectory={trajectories[0].trajectory_id}"' in page
+    assert f'href="#arm=loud&amp;step=eval-1&amp;trajectory={trajectories[0].trajectory_id}"' in page
     assert "<strong>quiet</strong>: " not in page
