@@ -19,6 +19,8 @@ from composer_replication.types.errors import ConfigError
 EngineKind: TypeAlias = Literal["transformers", "vllm", "sglang"]
 REQUIRED = {"oracle": 1.0, "noop": 0.0}
 """Policies that prove tasks sound, and the reward that each must get."""
+SCRIPTED = (*REQUIRED, "random")
+"""Policies without a model."""
 _SCRIPTED_BUDGETS = Budgets(turn_tokens=1 << 22, trajectory_tokens=1 << 24, context_tokens=1 << 26, max_turns=1 << 10)
 _RANDOM_BUDGETS = Budgets(turn_tokens=2000, trajectory_tokens=32_000, context_tokens=1 << 20, max_turns=16)
 
@@ -38,11 +40,10 @@ def check_policy(policy: str, engine: EngineKind, server_url: str | None) -> Non
     Raises:
         ConfigError: one of these.
     """
-    scripted = (*REQUIRED, "random")
-    close = difflib.get_close_matches(policy.lower(), scripted, n=1, cutoff=0.8)
+    close = difflib.get_close_matches(policy.lower(), SCRIPTED, n=1, cutoff=0.8)
     if close and policy != close[0] and not Path(policy).exists():
         raise ConfigError(f"there is no policy {policy!r}", fix=f"did you mean {close[0]}?")
-    if engine != "transformers" and policy in scripted:
+    if engine != "transformers" and policy in SCRIPTED:
         raise ConfigError(f"the engine {engine} samples models, and {policy} is none", fix="leave the engine out")
     if (engine == "transformers") != (server_url is None):
         raise ConfigError(
@@ -54,7 +55,7 @@ def check_policy(policy: str, engine: EngineKind, server_url: str | None) -> Non
 def open_policy(policy: str, tasks: Sequence[Task], toolset: Toolset, engine: EngineKind, server_url: str | None) -> Policy:
     """Return the policy of that name. Raises ConfigError as `check_policy`, and ModelError when it cannot be loaded."""
     check_policy(policy, engine, server_url)
-    if policy not in (*REQUIRED, "random"):
+    if policy not in SCRIPTED:
         return _model(policy) if engine == "transformers" else _served(policy, engine, str(server_url))
     renderer = ChatRenderer(byte_level_tokenizer())
     if policy == "random":

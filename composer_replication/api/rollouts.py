@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from composer_replication.api.policies import REQUIRED, EngineKind, open_policy
+from composer_replication.api.policies import REQUIRED, SCRIPTED, EngineKind, open_policy
 from composer_replication.api.tasks import interpreter_of
 from composer_replication.envs import CodingEnv, TestCache
 from composer_replication.envs.oracle import prove_solution
@@ -21,6 +21,7 @@ from composer_replication.observe import mean_and_se, pass_at_1
 from composer_replication.rollouts import Progress, collect_groups
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading.grade import GradeCache
+from composer_replication.tasks.proofs.task_copies import refuse_task_copies
 from composer_replication.tasks.store import Task
 from composer_replication.tasks.strength import load_strong_tasks, strong_tasks
 from composer_replication.trainer.waiting import wait_for
@@ -144,6 +145,8 @@ def rollout_groups(
     if on_isolation is not None:
         on_isolation(isolation)
     python = (options.python or interpreter_of(tasks[0], options.sandbox)).absolute()
+    if policy not in SCRIPTED:  # a model may look around
+        refuse_task_copies(tasks, box, python)
     opened = open_policy(policy, tasks, options.toolset, options.engine, options.server_url)
     possible = [task for task in tasks if not task.spec.impossible]
     if policy not in REQUIRED and possible:  # those that must solve or fail every task show more

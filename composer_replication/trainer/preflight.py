@@ -17,14 +17,14 @@ from composer_replication.loss.forward import weights_digest
 from composer_replication.replaysim import DJNormalizer
 from composer_replication.sandbox import Limits, Sandbox
 from composer_replication.tasks.build import build_python
-from composer_replication.tasks.proofs.task_copies import find_task_copies
+from composer_replication.tasks.proofs.task_copies import refuse_task_copies
 from composer_replication.tasks.store import Task
 from composer_replication.tasks.strength import load_strong_tasks
 from composer_replication.tasks.wording import worded
 from composer_replication.teachers import Teacher, check_teachers
 from composer_replication.teachers.gating import split_teachers
 from composer_replication.trainer.pairs.pairs_file import file_digest, read_file
-from composer_replication.types.errors import ConfigError, TaskError
+from composer_replication.types.errors import ConfigError
 
 NO_SOURCE = "the run names neither teachers nor loss.replay.pairs"
 """Why the replay channel has nothing to learn from."""
@@ -147,22 +147,13 @@ def prove_solutions(config: RunConfig, checked: Checked, sandbox: Sandbox) -> No
 
     Raises TaskError or SandboxError.
     """
-    _refuse_copies(checked, sandbox)
+    every = (*checked.train, *checked.held_out)
+    for python in sorted(set(checked.pythons.values())):
+        refuse_task_copies([task for task in every if checked.pythons[task.spec.task_id] == python], sandbox, python)
     for tasks in (checked.train, checked.held_out):
         for task in [task for task in tasks if not task.spec.impossible][:1]:
             python = checked.pythons[task.spec.task_id]
             prove_solution(task, sandbox=sandbox, python=python, limits=limits_of(config.sandbox, task))
-
-
-def _refuse_copies(checked: Checked, sandbox: Sandbox) -> None:
-    tasks = (*checked.train, *checked.held_out)
-    for python in sorted(set(checked.pythons.values())):
-        mine = [task for task in tasks if checked.pythons[task.spec.task_id] == python]
-        for task_id, place in find_task_copies(mine, sandbox, python).items():
-            raise TaskError(
-                f"the code that {task_id} deletes can be read in a sandbox on this machine ({place})",
-                fix="remove that file, name an interpreter without it with tasks.python, or build the tasks again here",
-            )
 
 
 def fingerprint(policy: PreTrainedModel, tasks: Sequence[AnyTask], pairs: Path | None = None) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import py_compile
+import re
 import shutil
 import subprocess
 import sys
@@ -15,14 +16,19 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.api.rollouts import rollout
+from composer_replication.config import ModelConfig, RunConfig
 from composer_replication.sandbox import Limits, open_sandbox
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.exchange.harbor_export import export_harbor
+from composer_replication.tasks.exchange.harbor_import import import_harbor
 from composer_replication.tasks.proofs import copies
 from composer_replication.tasks.proofs.copies_driver import Wanted, search
 from composer_replication.tasks.proofs.task_copies import find_task_copies
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.store import load_tasks
+from composer_replication.trainer.preflight import Checked, prove_solutions
 from composer_replication.types.errors import TaskError
 
 GOLD = '''
@@ -190,9 +196,7 @@ TESTS = """
 
 @pytest.mark.slow
 def test_gold_code_among_other_software_makes_no_task(python, cache, write_project, tmp_path):
-    """A copy that sandboxes show is as good as the answer: the task is not built, and not trained on."""
-    from composer_replication.trainer.preflight import Checked, _refuse_copies
-
+    """A copy that sandboxes show is as good as the answer: the task is not built, not imported, and no model works on it."""
     project = write_project({"till.py": GOLD, "test_till.py": TESTS})
     options = BuildOptions(python=python)
     assert len(build_tasks(str(project), tmp_path / "before", options).tasks) == 1
@@ -203,8 +207,18 @@ def test_gold_code_among_other_software_makes_no_task(python, cache, write_proje
         report = grade(task.spec, task.repo, cheat, sandbox=open_sandbox(), python=python, limits=Limits(wall_s=30))
         assert report.reward == 1.0
         assert find_task_copies([task], open_sandbox(), python) == {task.spec.task_id: str(copy)}
-        with pytest.raises(TaskError, match=f"the code that {task.spec.task_id} deletes can be read in a sandbox"):
-            _refuse_copies(Checked([task], [], {task.spec.task_id: python}), open_sandbox())
+        shown = f"the code that {task.spec.task_id} deletes can be read in a sandbox on this machine ({copy})"
+        with pytest.raises(TaskError, match=re.escape(shown)):
+            prove_solutions(
+                RunConfig(model=ModelConfig(path="none")), Checked([task], [], {task.spec.task_id: python}), open_sandbox()
+            )
+        with pytest.raises(TaskError, match=re.escape(shown)):
+            rollout([task], "some/model", python=python)
+        export_harbor([task], tmp_path / "harbor", python=python)
+        imported, refused = import_harbor(tmp_path / "harbor", tmp_path / "imported", sandbox=open_sandbox(), python=python)
+        assert imported == []
+        assert [shown in entry.reason for entry in refused] == [True]
+        assert not list((tmp_path / "imported").glob("[!.]*"))
         after = build_tasks(str(project), tmp_path / "after", options)
         assert after.tasks == ()
         assert [entry.reason for entry in after.dropped] == [f"its code can be read on this machine ({copy})"]

@@ -30,7 +30,8 @@ from composer_replication.tasks.exchange.harbor_export import SPEC_FILE
 from composer_replication.tasks.files import solved_tree, tree_files
 from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
-from composer_replication.tasks.store import Task, write_task
+from composer_replication.tasks.proofs.task_copies import refuse_task_copies
+from composer_replication.tasks.store import Task, load_task, publish_task, write_task
 from composer_replication.types import Unscored
 from composer_replication.types.errors import SandboxError, StorageError, TaskError
 
@@ -95,7 +96,7 @@ def _import(top: OpenFolder, path: str, out: Path, sandbox: Sandbox, python: Pat
             _prove(expressed, sandbox, python)
             if not ours.is_file():
                 expressed = _with_checks(expressed, sandbox, python)
-            return _write(expressed, out)
+            return _write(expressed, out, sandbox, python)
         except DAMAGED as error:
             raise NotExpressibleError(f"its files cannot be read ({error})") from error
         except StorageError:
@@ -135,12 +136,17 @@ def _with_checks(expressed: Expressed, sandbox: Sandbox, python: Path) -> Expres
     return replace(expressed, spec=replace(expressed.spec, hidden=checks))
 
 
-def _write(expressed: Expressed, out: Path) -> Task:
+def _write(expressed: Expressed, out: Path, sandbox: Sandbox, python: Path) -> Task:
     """Write the task in the form `write_task` takes: the tree with the feature, and the files without it. A file the solution
-    adds starts empty."""
+    adds starts empty. It appears in `out` only when its solution cannot be read elsewhere on this machine."""
     files = {path: expressed.repo / path for path in expressed.gold}
     without = {path: file.read_bytes() if file.is_file() else b"" for path, file in files.items()}
     spec = expressed.spec
+    name = spec.task_id.replace("/", "__")
+    staged = out / ".build" / "staged" / name
     facts = {"imported": "harbor", **numbers_of(spec.hidden)}
     with solved_tree(expressed.repo, expressed.gold) as pristine:
-        return write_task(spec, out / spec.task_id.replace("/", "__"), pristine=pristine, deleted=without, provenance=facts)
+        task = write_task(spec, staged, pristine=pristine, deleted=without, provenance=facts)
+    refuse_task_copies([task], sandbox, python)
+    publish_task(staged, out / name)
+    return load_task(out / name)

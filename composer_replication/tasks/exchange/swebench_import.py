@@ -32,7 +32,7 @@ from composer_replication.tasks.exchange.foreign_spec import is_inside
 from composer_replication.tasks.files import storage_errors, write_whole
 from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
-from composer_replication.tasks.proofs.task_copies import find_task_copies
+from composer_replication.tasks.proofs.task_copies import refuse_task_copies
 from composer_replication.tasks.report import BuildEvent, BuildOptions, Progress
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.layout import guess_layout
@@ -194,7 +194,7 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
         }
         staged = out / ".build" / "staged" / spec.task_id
         task = write_task(spec, staged, pristine=source.tree, deleted=before, provenance=facts | {"flaky_tests": 0})
-        _refuse_copies(task, sandbox, python)
+        refuse_task_copies([task], sandbox, python)
         unsteady = _prove(task, sandbox, python)
         spec = replace(spec, pass_to_pass=tuple(i for i in spec.pass_to_pass if i not in unsteady))
         spec = replace(spec, hidden=checks_of_solution(spec, task.repo, task.gold_files(), sandbox=sandbox, python=python))
@@ -270,12 +270,6 @@ def _spec(instance: Instance, source: PristineTree, paths: list[str], timeout_s:
         python_path=layout.python_path,
         test_timeout_s=timeout_s,
     )
-
-
-def _refuse_copies(task: Task, sandbox: Sandbox, python: Path) -> None:
-    """Refuse a task whose code a sandbox shows elsewhere. Raises SourceError and SandboxError."""
-    for place in find_task_copies([task], sandbox, python).values():
-        raise SourceError(f"its code can be read on this machine ({place})", fix="name an interpreter without it: --python")
 
 
 def _prove(task: Task, sandbox: Sandbox, python: Path) -> frozenset[str]:

@@ -10,6 +10,7 @@ from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.tasks.proofs.copies import find_copies
 from composer_replication.tasks.store import Task
+from composer_replication.types.errors import TaskError
 
 
 def find_task_copies(tasks: Sequence[Task], sandbox: Sandbox, python: Path) -> dict[str, str]:
@@ -30,6 +31,20 @@ def find_task_copies(tasks: Sequence[Task], sandbox: Sandbox, python: Path) -> d
             keys.setdefault(task.spec.task_id, []).extend(f"{here}::{name}" for name in _removed(task, path, source))
     places = find_copies(sandbox, python, sources, sorted({key for mine in keys.values() for key in mine}))
     return {name: places[key] for name, mine in keys.items() for key in mine if key in places}
+
+
+def refuse_task_copies(tasks: Sequence[Task], sandbox: Sandbox, python: Path) -> None:
+    """Refuse tasks whose answer a sandbox with the interpreter `python` shows: whoever reads it need not write it.
+
+    Raises:
+        TaskError: names the first such task and the file.
+        SandboxError: as `find_task_copies`.
+    """
+    for task_id, place in find_task_copies(tasks, sandbox, python).items():
+        raise TaskError(
+            f"the code that {task_id} deletes can be read in a sandbox on this machine ({place})",
+            fix="remove that file, name an interpreter without it (--python, tasks.python), or build the tasks again here",
+        )
 
 
 def _removed(task: Task, path: str, source: bytes) -> Iterator[str]:
