@@ -34,7 +34,7 @@ def top_k_jsd_per_token(
     log_s, log_t = log_probs(student_logits), log_probs(teacher_logits.detach())
     if k < log_s.shape[-1]:
         chosen = (log_s if support == "student" else log_t).detach().topk(k, dim=-1).indices
-        log_s, log_t = (_project(log_p.gather(-1, chosen), tail) for log_p in (log_s, log_t))
+        log_s, log_t = (_project(log_p, chosen, tail) for log_p in (log_s, log_t))
     return divergence_of_log_probs(log_s, log_t, beta)
 
 
@@ -67,10 +67,13 @@ def check_gate(tau: float, k: int) -> None:
     check_within("k of a gated forward KL", k, 1)
 
 
-def _project(log_p: Tensor, tail: bool) -> Tensor:
-    """Return log-probs [..., k] as a distribution: with a bucket for the rest, or renormalised."""
-    total = log_p.logsumexp(-1, keepdim=True)
+def _project(log_p: Tensor, chosen: Tensor, tail: bool) -> Tensor:
+    """Return the `chosen` entries [..., k] of log-probs [..., V] as a distribution: with a bucket for the rest, or renormalised.
+
+    The bucket is summed up itself: 1 less the mass of the others has neither digits nor a gradient where the others have it all.
+    """
+    kept = log_p.gather(-1, chosen)
     if not tail:
-        return log_p - total
-    rest = torch.log(-torch.expm1(total.clamp(max=-1e-7)))
-    return torch.cat([log_p, rest], dim=-1)
+        return kept.log_softmax(-1)
+    rest = log_p.scatter(-1, chosen, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([kept, rest], dim=-1)

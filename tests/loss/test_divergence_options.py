@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import pytest
 import torch
 
@@ -104,3 +105,50 @@ def test_a_row_of_weight_0_has_no_influence(form):
             assert of_hidden[1].tolist() == [0.0] * 4
     for with_it, without in zip(*results, strict=True):
         torch.testing.assert_close(with_it, without)
+
+
+def bucketed(student: list[mpmath.mpf], teacher: list[mpmath.mpf], chosen: list[int], beta: float) -> mpmath.mpf:
+    """D_b of the chosen entries and one bucket for the rest, at 60 digits: b KL(t || m) + (1 - b) KL(s || m) at the mean m, and
+    the two KLs themselves at the ends (arXiv:2306.13649, equation 1)."""
+
+    def project(logits: list[mpmath.mpf]) -> list[mpmath.mpf]:
+        p = [mpmath.exp(z) for z in logits]
+        p = [value / sum(p) for value in p]
+        return [*(p[i] for i in chosen), sum(value for i, value in enumerate(p) if i not in chosen)]
+
+    def kl(p: list[mpmath.mpf], q: list[mpmath.mpf]) -> mpmath.mpf:
+        return sum(a * mpmath.log(a / b) for a, b in zip(p, q, strict=True))
+
+    s, t = project(student), project(teacher)
+    if beta in (0.0, 1.0):
+        return kl(t, s) if beta == 0.0 else kl(s, t)
+    mean = [beta * b + (1 - beta) * a for a, b in zip(s, t, strict=True)]
+    return beta * kl(t, mean) + (1 - beta) * kl(s, mean)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("support", ["student", "teacher"])
+@pytest.mark.parametrize("sure", [0.0, 8.0, 25.0, 60.0])
+def test_the_tail_of_a_sure_student_is_exact(sure, support, beta):
+    """The student is sure of an entry and the teacher of another outside the support: the tail has next to no mass, and its
+    gradient is all that tells the student."""
+    torch.manual_seed(3)
+    student, teacher = torch.randn(12, dtype=torch.float64), torch.randn(12, dtype=torch.float64)
+    student[0] += sure
+    teacher[7] += sure / 2
+    student[7] -= 4
+    chosen = (student if support == "student" else teacher).topk(3).indices.tolist()
+    leaf = student.clone().requires_grad_()
+    value = top_k_jsd_per_token(leaf, teacher, k=3, beta=beta, support=support)
+    value.backward()
+    with mpmath.workdps(60):
+        t = [mpmath.mpf(v) for v in teacher.tolist()]
+
+        def exact(*z: mpmath.mpf) -> mpmath.mpf:
+            return bucketed(list(z), t, chosen, beta)
+
+        at = tuple(mpmath.mpf(v) for v in student.tolist())
+        expected = float(exact(*at))
+        gradient = [float(mpmath.diff(exact, at, tuple(int(i == j) for j in range(12)))) for i in range(12)]
+    assert value.item() == pytest.approx(expected, rel=1e-9)
+    torch.testing.assert_close(leaf.grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-7, atol=1e-12)
