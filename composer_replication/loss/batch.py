@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from composer_replication.loss.batch_keys import DENOMINATORS, HINT_KEYS, PAIR_KEYS, ROW_KEYS, check_keys
 from composer_replication.loss.forward import sequence_logprobs
 from composer_replication.policy_gradient import Objective, sequence_weights
 from composer_replication.types import HintedTurn, Message, Pair, StopReason, Trajectory, Turn
@@ -22,40 +23,6 @@ from composer_replication.types.errors import ModelError
 
 Batch: TypeAlias = dict[str, Tensor]
 HintReduction: TypeAlias = Literal["turn", "token"]
-
-_ROW_KEYS = (
-    "input_ids",
-    "attention_mask",
-    "response_mask",
-    "labels",
-    "advantages",
-    "old_logprobs",
-    "sampler_logprobs",
-    "ref_logprobs",
-    "rlvr_weights",
-)
-_HINT_KEYS = (
-    "ctx_teacher_input_ids",
-    "ctx_teacher_attention_mask",
-    "student_row",
-    "student_response_idx",
-    "teacher_response_idx",
-    "sdpo_loss_mask",
-)
-_PAIR_KEYS = (
-    *(
-        f"dpo_{side}_{what}"
-        for side in ("chosen", "rejected")
-        for what in ("input_ids", "attention_mask", "response_mask", "ref_logprobs")
-    ),
-    "dpo_weights",
-)
-_DENOMINATORS = {
-    "input_ids": "rlvr_denominator",
-    "ctx_teacher_input_ids": "hint_denominator",
-    "dpo_chosen_input_ids": "replay_denominator",
-}
-
 
 def collate(
     trajectories: Sequence[Trajectory],
@@ -104,17 +71,14 @@ def split(batch: Mapping[str, Tensor], micro_batch_size: int, *, rank: int = 0, 
     Columns that hold only padding are cut off. Losses and gradients of the parts of all ranks add up to those of the whole.
     Every rank gets as many parts as the others, because each waits for the others in every forward and backward pass; the last
     ones may hold denominators only. `dropped_tokens` goes to the first part. Raises ValueError when `micro_batch_size` is below
-    1, `rank` is none of `ranks`, a channel's denominator is missing (`collate` sets them), or a key is none of a batch's: which
-    part of it goes where is not known then (`position_ids`, say: rows are padded, not packed).
+    1, `rank` is none of `ranks`, a channel's denominator is missing (`collate` sets them), or a key is none of a batch's.
     """
     if micro_batch_size < 1:
         raise ValueError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
     if not 0 <= rank < ranks:
         raise ValueError(f"rank must be at least 0 and below ranks, got {rank} of {ranks}")
-    unknown = batch.keys() - {*_ROW_KEYS, *_HINT_KEYS, *_PAIR_KEYS, *_DENOMINATORS.values(), "dropped_tokens"}
-    if unknown:
-        raise ValueError(f"a batch has no {', '.join(sorted(unknown))}: leave it out")
-    for key, denominator in _DENOMINATORS.items():
+    check_keys(batch)
+    for key, denominator in DENOMINATORS.items():
         if key in batch and denominator not in batch:
             raise ValueError(f"the batch has {key} but no {denominator}: without it micro-batches do not add up")
     rows = batch["input_ids"].shape[0] if "input_ids" in batch else 0
@@ -123,15 +87,15 @@ def split(batch: Mapping[str, Tensor], micro_batch_size: int, *, rank: int = 0, 
     pairs_each = math.ceil(pairs / parts)
     result = []
     for i in range(rank, ranks * math.ceil(parts / ranks), ranks):
-        part: Batch = {key: batch[key] for key in _DENOMINATORS.values() if key in batch}
+        part: Batch = {key: batch[key] for key in DENOMINATORS.values() if key in batch}
         if i == 0 and "dropped_tokens" in batch:
             part["dropped_tokens"] = batch["dropped_tokens"]
         start = i * micro_batch_size
         if start < rows:
-            part |= _take(batch, _ROW_KEYS, slice(start, start + micro_batch_size))
+            part |= _take(batch, ROW_KEYS, slice(start, start + micro_batch_size))
         part |= _take_hints(batch, start, start + micro_batch_size)
         if i * pairs_each < pairs:
-            part |= _take(batch, _PAIR_KEYS, slice(i * pairs_each, (i + 1) * pairs_each))
+            part |= _take(batch, PAIR_KEYS, slice(i * pairs_each, (i + 1) * pairs_each))
         result.append(_trim(part))
     return result
 
@@ -278,13 +242,13 @@ def _take_hints(batch: Mapping[str, Tensor], start: int, stop: int) -> Batch:
     mine = ((student_row >= start) & (student_row < stop)).nonzero().flatten()
     if not len(mine):
         return {}
-    return _take(batch, _HINT_KEYS, mine) | {"student_row": student_row[mine] - start}
+    return _take(batch, HINT_KEYS, mine) | {"student_row": student_row[mine] - start}
 
 
 def _trim(part: Batch) -> Batch:
     """Cut trailing columns that are padding in every row of their tensor."""
     families = (
-        ("attention_mask", _ROW_KEYS),
+        ("attention_mask", ROW_KEYS),
         ("ctx_teacher_attention_mask", ("ctx_teacher_input_ids", "ctx_teacher_attention_mask")),
         ("sdpo_loss_mask", ("student_response_idx", "teacher_response_idx", "sdpo_loss_mask")),
         *(

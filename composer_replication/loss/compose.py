@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig
 from composer_replication.distillation import LiveTeacher, SelfTeacher
 from composer_replication.kernels import one_weight_gradient
+from composer_replication.loss.batch_keys import check_keys, check_padding
 from composer_replication.loss.channels.common import Result
 from composer_replication.loss.channels.dummy_inputs import with_dummy_inputs
 from composer_replication.loss.channels.hint import divergence_form, hint_channel
@@ -124,8 +125,9 @@ def compose_loss(
         student: a forward pass of `model` over `input_ids` that was made already, and is not made again.
 
     Raises:
-        ValueError: an option is out of its range, or nothing would read it; compared hint tokens differ between student and
-            teacher; a weight stands at a position that cannot be in the loss.
+        ValueError: an option is out of its range, or nothing would read it or a key of the batch; compared hint tokens differ
+            between student and teacher; a weight stands at a position that cannot be in the loss; the hint or replay channel is
+            on and a row is not padded on the right.
     """
     short = (alpha_sdpo, beta_replay, dpo_variant, simpo_beta, simpo_gamma, sdpo_wrapper, entropy_opd_h_max)
     if options is None:
@@ -136,6 +138,7 @@ def compose_loss(
         raise ValueError(f"temperature must be above 0, got {temperature}")
     if options.hint.weight > 0 or taid_t is not None:
         divergence_form(options.hint, taid_t)  # before any forward pass
+    check_keys(batch)
     weights = {"rlvr": 1.0, "hint": options.hint.weight, "replay": options.replay.weight}
     off = _why_off(batch, options)
     if strict:
@@ -143,6 +146,8 @@ def compose_loss(
     if in_lockstep(model):
         batch = with_dummy_inputs(batch, off, weights, next(model.parameters()).device)
     idle = _why_off(batch, options)  # made-up inputs make no channel count as on
+    if "hint" not in idle or "replay" not in idle:
+        check_padding(batch)
     found: dict[str, Result] = {}
     teacher = self_teacher or LiveTeacher()
     with one_weight_gradient():  # the replay channel first: it forms its part of the head's gradient in the backward pass

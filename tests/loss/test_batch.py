@@ -309,3 +309,24 @@ def test_build_batch_needs_a_chat_template(tokenizer):
 
     with pytest.raises(ModelError, match="chat template"):
         build_batch(Bare())
+
+
+def test_compose_loss_refuses_what_nothing_reads(new_model, new_maker):
+    """Packed rows would attend to each other: their `position_ids` start anew within a row."""
+    batch = collate(*new_maker(6).everything(), pad_id=0)
+    with pytest.raises(ValueError, match=r"a batch has no position_ids \(rows are padded, not packed\): leave it out"):
+        compose_loss(new_model(), batch | {"position_ids": torch.zeros_like(batch["input_ids"])})
+
+
+@pytest.mark.parametrize("channel", ["hint", "replay"])
+def test_rows_that_share_a_prefix_are_padded_on_the_right(new_model, new_maker, channel):
+    batch = collate(*new_maker(6).everything(), pad_id=0)
+    weights = {"alpha_sdpo": float(channel == "hint"), "beta_replay": float(channel == "replay")}
+    key = {"hint": "attention_mask", "replay": "dpo_rejected_attention_mask"}[channel]
+    row = int((batch[key] == 0).any(-1).nonzero()[0])
+    ids = key.replace("attention_mask", "input_ids")
+    left = {name: batch[name].clone() for name in (key, ids)}
+    for values in left.values():
+        values[row] = values[row].roll(int((batch[key][row] == 0).sum()))
+    with pytest.raises(ValueError, match=f"{key} has a 0 before a 1 in row {row}: pad every row on the right"):
+        compose_loss(new_model(), batch | left, **weights)
