@@ -24,6 +24,7 @@ from composer_replication.types.errors import ModelError
 Batch: TypeAlias = dict[str, Tensor]
 HintReduction: TypeAlias = Literal["turn", "token"]
 
+
 def collate(
     trajectories: Sequence[Trajectory],
     advantages: Sequence[float | None] | None,

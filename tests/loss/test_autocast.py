@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
 from composer_replication.distillation import TAID, EntropyAwareOPD, GeneralizedJSD, fused_divergence
@@ -112,3 +115,18 @@ def test_a_pass_without_gradient_leaves_nothing_to_later_ones(monkeypatch):
     with evaluating(torch.nn.Linear(2, 2)):
         assert not torch.is_grad_enabled()
     assert cleared == [True]
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
+def test_the_proof_of_the_head_holds_under_accelerates_mixed_precision(new_model, new_maker, inside):
+    """Accelerate casts what the model returns to float32, but the head has rounded it before."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+        model = accelerator.prepare(new_model())
+        batch = collate(*new_maker(0).everything(), pad_id=0)
+        with accelerator.autocast() if inside else contextlib.nullcontext():
+            found = compose_loss(model, batch, alpha_sdpo=0.5, beta_replay=0.3)
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    assert found.fallbacks == {}
