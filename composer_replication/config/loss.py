@@ -82,6 +82,8 @@ class RlvrConfig(Section):
     epsilon_high: Weight | None = None
     """Clip the ratio above 1 + epsilon_high; a value above epsilon_low is DAPO's clip-higher. Defaults to 0.28; gspo: 4e-4;
     cispo: 4. In dppo, drop tokens whose probability rose by more than this, by default 0.2."""
+    dppo_tau: Annotated[Weight, ReadBy("objective", "dppo")] = 1e-3
+    """Multiply the squared log-ratio to the sampling policy by this (dppo). Raise it when `rlvr/kl_k3` grows."""
     kl_beta: Weight = 0.0
     """Multiply the k3 estimate of KL(policy || reference) in the loss by this. The reference is the policy the run started
     from."""

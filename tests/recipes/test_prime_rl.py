@@ -81,8 +81,8 @@ def test_the_loss_is_the_sum_of_our_surrogate_over_the_mask():
 def test_weights_scale_tokens():
     weights = torch.linspace(0, 2, 12)
     plain, weighted = inputs(), inputs(loss_weights=weights)
-    (before,) = torch.autograd.grad(loss_fn(plain).loss, plain.trainer_logprobs)
-    (after,) = torch.autograd.grad(loss_fn(weighted).loss, weighted.trainer_logprobs)
+    (before,) = torch.autograd.grad(loss_fn(plain, objective="dapo").loss, plain.trainer_logprobs)
+    (after,) = torch.autograd.grad(loss_fn(weighted, objective="dapo").loss, weighted.trainer_logprobs)
     assert torch.allclose(after, before * weights)
 
 
@@ -101,7 +101,9 @@ def test_the_importance_correction_weighs_by_the_ratio_to_the_engine():
     given = inputs()
     mask = given.loss_mask
     ratio = (given.trainer_logprobs - given.inference_logprobs).detach().exp()
-    (found,) = torch.autograd.grad(loss_fn(given, importance="tis", importance_high=1.1).loss, given.trainer_logprobs)
+    (found,) = torch.autograd.grad(
+        loss_fn(given, objective="dapo", importance="tis", importance_high=1.1).loss, given.trainer_logprobs
+    )
     assert torch.allclose(found, torch.where(mask, -given.advantages * ratio.clamp(max=1.1), 0.0))
 
 
@@ -119,6 +121,37 @@ def test_a_sequence_without_tokens_has_loss_zero_and_a_gradient():
     found = loss_fn(given, objective="gspo")
     found.loss.backward()
     assert (found.loss.item(), given.trainer_logprobs.grad.abs().max().item()) == (0.0, 0.0)
+
+
+def published(given: Inputs, high: float, low: float, adv_tau: float, kl_tau: float) -> torch.Tensor:
+    """PRIME-RL's default loss as seed 003, recipe C, writes it down."""
+    log_ir = given.trainer_logprobs - given.inference_logprobs
+    moved = given.trainer_logprobs.exp() - given.inference_logprobs.exp()
+    invalid = torch.where(given.advantages > 0, moved > high, moved < -low)
+    keep = given.loss_mask & ~invalid
+    return (-(keep * adv_tau * given.advantages * log_ir.exp()) + kl_tau * given.loss_mask * log_ir**2).sum()
+
+
+@pytest.mark.parametrize("keywords", [{}, {"dppo_mask_high": 0.05, "dppo_mask_low": 0.01, "adv_tau": 0.5, "kl_tau": 0.3}])
+def test_without_an_objective_it_is_the_published_default(keywords):
+    given = inputs(64)
+    high, low = keywords.get("dppo_mask_high", 0.2), keywords.get("dppo_mask_low", 0.2)
+    expected = published(given, high, low, keywords.get("adv_tau", 1.0), keywords.get("kl_tau", 1e-3))
+    found = loss_fn(given, **keywords).loss
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    ours, theirs = (torch.autograd.grad(value, given.trainer_logprobs)[0] for value in (found, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_the_other_channels_are_not_in_the_loss():
+    with pytest.raises(NotImplementedError, match=r"ref_kl component: set loss\.hint\.weight"):
+        loss_fn(inputs(), alpha_sdpo=0.1)
+    with pytest.warns(UserWarning, match=r"beta_dpo has no effect: the replay channel travels in the trainer's ce component"):
+        loss_fn(inputs(), beta_dpo=0.1)
+    with pytest.raises(ValueError, match="give epsilon_low, epsilon_high and dppo_tau instead"):
+        loss_fn(inputs(), objective="dapo", kl_tau=0.5)
+    with pytest.raises(ValueError, match="epsilon_low"):
+        loss_fn(inputs(), dppo_mask_low=-0.1)
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------
@@ -260,7 +293,7 @@ def run(tmp_path, **sections):
 def test_what_can_be_expressed_is_not_refused(tmp_path):
     check(run(tmp_path))
     kwargs = prime_rl_config(run(tmp_path), tmp_path)["trainer"]["loss"]
-    assert (kwargs["import_path"], kwargs["kwargs"]) == (LOSS_FN, {})
+    assert (kwargs["import_path"], kwargs["kwargs"]) == (LOSS_FN, {"objective": "dapo"})
     changed = run(tmp_path, loss={"rlvr": {"objective": "cispo", "epsilon_high": 3.0}})
     assert prime_rl_config(changed, tmp_path)["trainer"]["loss"]["kwargs"] == {"objective": "cispo", "epsilon_high": 3.0}
     module, _, name = LOSS_FN.rpartition(".")

@@ -31,6 +31,7 @@ READ: dict[str, tuple[Any, dict[str, Any]]] = {
     "loss.rlvr.objective": ("gspo", {}),
     "loss.rlvr.epsilon_low": (0.05, {}),
     "loss.rlvr.epsilon_high": (0.06, {}),
+    "loss.rlvr.dppo_tau": (0.2, {"loss.rlvr.objective": "dppo"}),
     "loss.rlvr.kl_beta": (0.07, {}),
     "loss.rlvr.importance": ("tis", {}),
     "loss.rlvr.importance_low": (0.9, {"loss.rlvr.importance": "icepop"}),

@@ -147,6 +147,7 @@ class TokenStreams:
             epsilon_low=options.epsilon_low,
             epsilon_high=options.epsilon_high,
             sequence=sequence,
+            tau=options.dppo_tau,
         )
 
     def losses(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrConfig) -> Tensor:

@@ -6,12 +6,13 @@
     kwargs = { objective = "dapo", epsilon_low = 0.2, epsilon_high = 0.28 }
 
 The trainer calls it once per sequence, adds up what it returns and divides by the batch's number of rl tokens over all ranks: the
-average of `loss.rlvr.objective` dapo, bnpo, cispo and dppo. Hints and pairs do not come through here: they travel in the
+average of `loss.rlvr.objective` dapo, bnpo, cispo and dppo. Without `objective` the loss is PRIME-RL's own default. Hints and pairs do not come through here: they travel in the
 trainer's ref_kl and ce components, each divided by its own tokens (`algorithm`).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -46,22 +47,49 @@ class LossOutputs:
     """0-dim each."""
 
 
-def loss_fn(inputs: LossInputs, **options: Any) -> LossOutputs:
+def loss_fn(
+    inputs: LossInputs,
+    *,
+    alpha_sdpo: float = 0.0,
+    beta_dpo: float = 0.0,
+    dppo_mask_high: float = 0.2,
+    dppo_mask_low: float = 0.2,
+    adv_tau: float = 1.0,
+    kl_tau: float = 1e-3,
+    **options: Any,
+) -> LossOutputs:
     """Compute the policy gradient on one sequence's tokens in `loss_mask`, times `loss_weights` where there are any.
 
-    `options` are the fields of the run file's `[loss.rlvr]`. With `importance` the policy that scores is taken for the one that
-    sampled, and the ratio to the engine that sampled is the weight; without, that engine's log-probs are the old ones. Tokens
-    whose log-prob the engine did not give as a finite number have loss 0 (the trainer's denominator counts them all the same).
+    With the importance correction of `options` the policy that scores is taken for the one that sampled, and the ratio to the
+    engine that sampled is the weight; without, that engine's log-probs are the old ones. Tokens whose log-prob the engine did not
+    give as a finite number have loss 0 (the trainer's denominator counts them all the same).
+
+    Args:
+        alpha_sdpo: weight of the hint channel, which needs logits over the vocabulary and has none here.
+        beta_dpo: weight of the replay channel, which has no part here either; above 0 it warns.
+        dppo_mask_high: without `objective`, drop a token with a positive advantage whose probability rose by more than this.
+        dppo_mask_low: likewise one with a negative advantage whose probability fell by more than this.
+        adv_tau: multiply advantages by this.
+        kl_tau: without `objective`, multiply the squared log-ratio by this (`loss.rlvr.dppo_tau`).
+        options: the fields of the run file's `[loss.rlvr]`.
 
     Raises:
-        ValueError: an option is unknown or out of its range, or `kl_beta` is above 0 and there are no reference log-probs.
+        NotImplementedError: `alpha_sdpo` is above 0.
+        ValueError: an option is unknown or out of its range, `objective` is given beside a keyword that it does not read, or
+            `kl_beta` is above 0 and there are no reference log-probs.
     """
+    _refuse_other_channels(alpha_sdpo, beta_dpo)
+    if "objective" not in options:
+        published = {"epsilon_low": min(dppo_mask_low, 1.0), "epsilon_high": dppo_mask_high, "dppo_tau": kl_tau}
+        options = {"objective": "dppo", **published, **options}
+    elif (dppo_mask_high, dppo_mask_low, kl_tau) != (0.2, 0.2, 1e-3):
+        raise ValueError("with an objective give epsilon_low, epsilon_high and dppo_tau instead of dppo_mask_* and kl_tau")
     rlvr = RlvrConfig(**options)
     mask = inputs.loss_mask & torch.isfinite(inputs.inference_logprobs)
     now, sampled = inputs.trainer_logprobs[mask], inputs.inference_logprobs[mask]
     corrected = rlvr.importance != "none"
     tokens = TokenStreams(
-        advantages=inputs.advantages[mask],
+        advantages=adv_tau * inputs.advantages[mask],
         old=None if corrected else sampled,
         reference=_reference(inputs)[mask] if rlvr.kl_beta > 0 else None,
         sampler=sampled if corrected else None,
@@ -80,6 +108,16 @@ def loss_fn(inputs: LossInputs, **options: Any) -> LossOutputs:
     # in their places, and not as a shorter list: added up in the order in which PRIME-RL's own losses are
     placed = torch.zeros_like(inputs.trainer_logprobs, dtype=losses.dtype).masked_scatter(mask, losses)
     return LossOutputs(placed.sum(), metrics)
+
+
+def _refuse_other_channels(alpha_sdpo: float, beta_dpo: float) -> None:
+    where = "travels in the trainer's {} component: set loss.{}.weight in a run file with substrate.name = prime_rl"
+    if alpha_sdpo:
+        raise NotImplementedError(
+            f"alpha_sdpo: PRIME-RL gives a loss no logits; the hint channel {where.format('ref_kl', 'hint')}"
+        )
+    if beta_dpo:
+        warnings.warn(f"beta_dpo has no effect: the replay channel {where.format('ce', 'replay')}", stacklevel=3)
 
 
 def _reference(inputs: LossInputs) -> Tensor:

@@ -162,8 +162,9 @@ def _made(config: RunConfig, folder: Path, *, gpus: int) -> dict[str, Any]:
 
 def _trainer(config: RunConfig) -> dict[str, Any]:
     rlvr, optimizer = config.loss.rlvr, config.optimizer
+    kwargs = {"objective": rlvr.objective, **rlvr.model_dump(mode="json", exclude_defaults=True)}
     return {
-        "loss": {"type": "custom", "import_path": LOSS_FN, "kwargs": rlvr.model_dump(mode="json", exclude_defaults=True)},
+        "loss": {"type": "custom", "import_path": LOSS_FN, "kwargs": kwargs},
         "optim": {
             "type": "adamw",
             "lr": optimizer.learning_rate,
