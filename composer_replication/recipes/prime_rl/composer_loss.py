@@ -6,8 +6,9 @@
     kwargs = { objective = "dapo", epsilon_low = 0.2, epsilon_high = 0.28 }
 
 The trainer calls it once per sequence, adds up what it returns and divides by the batch's number of rl tokens over all ranks: the
-average of `loss.rlvr.objective` dapo, bnpo, cispo and dppo. Without `objective` the loss is PRIME-RL's own default. Hints and pairs do not come through here: they travel in the
-trainer's ref_kl and ce components, each divided by its own tokens (`algorithm`).
+average of `loss.rlvr.objective` dapo, bnpo, cispo and dppo. Without `objective` the loss is PRIME-RL's own default. Hints and
+pairs do not come through here: they travel in the trainer's ref_kl and ce components, each divided by its own tokens
+(`algorithm`).
 """
 
 from __future__ import annotations
