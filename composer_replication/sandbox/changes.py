@@ -20,6 +20,7 @@ LITTER = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruf
 _MOST_ENTRIES = 100_000
 _DEEPEST = 64
 _CHUNK = 1 << 20
+_SHOWN_NAME = 200
 _OPAQUE = "user.overlay.opaque"
 _KINDS = {
     stat.S_IFLNK: "a link",
@@ -51,7 +52,7 @@ def read_changes(top: int, base: int, *, overlay: bool, most_files: int, most_by
     Args:
         top: a whole tree or, with `overlay`, the upper layer of an overlay over `base`.
         most_files: changed and deleted files together.
-        most_bytes: the changed files' content together.
+        most_bytes: the changed files' content and paths together.
 
     Raises:
         OSError: a folder cannot be read.
@@ -120,9 +121,7 @@ class _Reader:
         elif info.st_nlink > 1:
             self._refuse(path, "a hard link")
         else:
-            self._bytes += info.st_size
-            if self._bytes > self._most_bytes:
-                raise _TooMuchError(f"more than {self._most_bytes >> 20} MB in changed files")
+            self._count(info.st_size)
             self._put(path, _read(top, name))
 
     def _gone(self, base: int | None, name: str, path: str) -> None:
@@ -137,13 +136,20 @@ class _Reader:
             for child in [] if inner is None else sorted(set(os.listdir(inner)) - LITTER):
                 self._gone(inner, child, f"{path}/{child}")
 
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes > self._most_bytes:
+            raise _TooMuchError(f"more than {self._most_bytes >> 20} MB in changed files")
+
     def _put(self, path: str, content: bytes | None) -> None:
+        self._count(len(os.fsencode(path)))
         self.changed.files[path] = content
         if len(self.changed.files) > self._most_files:
             raise _TooMuchError(f"more than {self._most_files} changed files")
 
     def _refuse(self, path: str, reason: str) -> None:
-        self.changed.refused.append(f"{path!a} ({reason})")
+        shown = ascii(path[:_SHOWN_NAME]) + ("..." if len(path) > _SHOWN_NAME else "")
+        self.changed.refused.append(f"{shown} ({reason})")
         if len(self.changed.refused) > self._most_files:
             raise _TooMuchError(f"more than {self._most_files} links and devices")
 

@@ -163,6 +163,29 @@ def test_changes_come_back_from_a_command_that_was_stopped(any_box, base):
     assert result.changes == {"written": b"before the end"}
 
 
+def test_names_take_no_more_room_than_contents(any_box, base):
+    """Names of refused files are shortened, those of the others count as bytes."""
+    code = """
+        import os
+        folder = os.open(".", os.O_RDONLY)
+        for _ in range(8):
+            os.mkdir(b"\\x80" * 250, dir_fd=folder)
+            folder = os.open(b"\\x80" * 250, os.O_RDONLY, dir_fd=folder)
+        for number in range(300):
+            os.symlink("x", b"%03d" % number + b"\\x80" * 240, dir_fd=folder)
+        folder = os.open(".", os.O_RDONLY)
+        for _ in range(8):
+            os.mkdir("x" * 250, dir_fd=folder)
+            folder = os.open("x" * 250, os.O_RDONLY, dir_fd=folder)
+        for number in range({plain}):
+            os.close(os.open(f"{{number:03}}" + "x" * 240, os.O_CREAT, dir_fd=folder))
+    """
+    result = run(any_box, base, code.format(plain=0))
+    assert len(result.not_kept) == 300
+    assert max(map(len, result.not_kept)) < 1300
+    assert "more than 1 MB in changed files" in run(any_box, base, code.format(plain=600), changed_mb=1).not_kept
+
+
 def test_what_cannot_be_read_is_refused(any_box, base):
     code = "import os; os.close(os.open('closed', os.O_CREAT | os.O_WRONLY, 0)); open('open', 'w').close()"
     result = run(any_box, base, code)

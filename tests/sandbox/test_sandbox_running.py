@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import signal
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox
+from composer_replication.sandbox.backends.box import BoxSandbox
 from composer_replication.sandbox.request import WARM_FLAGS, BoxReport
 from composer_replication.sandbox.transfer.requests import ending_of
 from composer_replication.types.errors import ConfigError, SandboxError
@@ -71,6 +73,25 @@ def test_the_environment_and_descriptors_are_clean(any_box, base, monkeypatch, w
     assert "HOST_SECRET" not in environment
     assert environment["COMPOSER_RESULT_FD"] == "3"
     assert extra == []
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_host_with_many_descriptors_gives_none_away(any_box, base, warm, answer):
+    """The launcher's have the numbers that they have here, which may be above the limit of a command's own."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, before[1]), before[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(2500)]
+    code = """
+        import json, os
+        fds = [fd for fd in os.listdir("/proc/self/fd") if int(fd) > 3 and os.path.exists(f"/proc/self/fd/{fd}")]
+        os.write(3, json.dumps(fds).encode())
+    """
+    try:
+        assert answer(BoxSandbox(any_box._setup), base, code, warm=warm) == []
+    finally:
+        for fd in opened:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_stdin_output_channel_and_exit_status(any_box, base):

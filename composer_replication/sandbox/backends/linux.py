@@ -6,6 +6,7 @@ Calls without a wrapper in the C library (`open_tree` and its kin, Landlock, `pi
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -27,6 +28,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _SIGKILL = 9
+_LAST_DESCRIPTOR = 0x7FFFFFFF
 _IN_CLOSE_WRITE, _IN_MOVED_TO = 0x08, 0x80
 _INOTIFY_EVENT = struct.Struct("iIII")
 _SECCOMP_MODE_FILTER, _SOCK_FILTER_BYTES = 2, 8
@@ -54,6 +56,19 @@ def syscall(name: str, *args: object, about: str = "") -> int:
         raise OSError(errno.ENOSYS, f"{name}: this machine does not have it")
     converted = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
     return _check(_libc.syscall(ctypes.c_long(number), *converted), f"{name} {about}".rstrip())
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor from the number `first` on, whatever the limit of their number is now: some may be older than it."""
+    try:
+        syscall("close_range", first, _LAST_DESCRIPTOR, 0)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):  # before Linux 5.9, or a container's filter that does not know it
+            raise
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) >= first:
+                with contextlib.suppress(OSError):  # the folder's own descriptor is closed by now
+                    os.close(int(name))
 
 
 def _prctl(what: str, *args: int) -> int:

@@ -74,6 +74,7 @@ class Prepared:
         send_fds(self._command, [fds.request, error_fd, *fds.streams])  # read while the tree is laid out
         changes = self._stage.lay_out(request)
         _add_interpreter(self._stage, request)
+        _expect_ready(self._command)
         os.write(self._command, _READY)
         os.close(self._command)
         return Started(pid=self._init, changes=changes, status_fd=self._status_fd, finish=self._stage.disk_full)
@@ -103,16 +104,21 @@ def prepare(scratch: str, cgroup_procs: Sequence[str]) -> Prepared:
     pid = fork(init)
     os.close(status_write)
     os.close(theirs)
-    said = os.read(ours, _MESSAGE)
+    _expect_ready(ours)
+    return Prepared(stage, pid, status_read, ours)
+
+
+def _expect_ready(connection: int) -> None:
+    """Wait for `_READY`. Raises OSError with what is said instead."""
+    said = os.read(connection, _MESSAGE)
     if said != _READY:
         raise OSError(said.decode(errors="replace") or "the sandbox's first processes ended")
-    return Prepared(stage, pid, status_read, ours)
 
 
 def _reap_until(command: int, status_fd: int) -> NoReturn:
     """Run as the sandbox's init: collect orphans, report the command's wait status, end. The kernel kills whatever is left."""
     os.closerange(0, status_fd)
-    os.closerange(status_fd + 1, os.sysconf("SC_OPEN_MAX"))
+    linux.close_from(status_fd + 1)
     while True:
         pid, status = os.wait()
         if pid == command:
@@ -220,15 +226,16 @@ def _command(connection: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
         linux.drop_capabilities()
         seccomp.seal(seccomp.box_filter())
         os.write(connection, _READY)
+        received = receive_fds(connection, _REQUEST_FDS)
+        if not received:
+            os._exit(0)
+        request_fd, error_fd, *streams = received
+        request = read_request(request_fd)
+        os.write(connection, _READY)
     except SETUP_ERRORS as error:
         os.write(connection, str(error).encode()[:_MESSAGE])
         os._exit(70)
-    received = receive_fds(connection, _REQUEST_FDS)
-    if not received:
-        os._exit(0)
-    request_fd, error_fd, *streams = received
     try:
-        request = read_request(request_fd)
         if os.read(connection, len(_READY)) != _READY:
             os._exit(0)
         exec_command(request, streams, request.argv, request.env, "/repo")

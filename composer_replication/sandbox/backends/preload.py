@@ -58,10 +58,17 @@ def preload(everything: Sequence[str]) -> None:
     Args:
         everything: module search path; `sys.path` holds the standard library only, before and after.
     """
-    with contextlib.suppress(ImportError), _only_preloaded(everything):
-        importlib.import_module("pytest")
-        for name in importlib.import_module("_pytest.config").default_plugins:
-            importlib.import_module(f"_pytest.{name}")
+    try:
+        with _only_preloaded(everything):
+            importlib.import_module("pytest")
+            for name in importlib.import_module("_pytest.config").default_plugins:
+                importlib.import_module(f"_pytest.{name}")
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a pytest that does not work here raises
+        for name in [name for name in sys.modules if name.partition(".")[0] in PRELOADED]:
+            del sys.modules[name]
+        if getattr(error, "name", None) != "pytest":
+            why = f"{type(error).__name__}: {ascii(str(error)[:200])}"
+            sys.stderr.write(f"{sys.executable}: its pytest is not imported ahead, which costs time ({why})\n")
 
 
 @contextlib.contextmanager

@@ -68,7 +68,7 @@ class Pump:
                 selector.register(ours[name], selectors.EVENT_READ, name)
             os.set_blocking(ours["stdin"], False)
             selector.register(ours["stdin"], selectors.EVENT_WRITE, "stdin")
-            while len(selector.get_map()) > ("stdin" in {key.data for key in selector.get_map().values()}):
+            while any(key.data != "stdin" for key in selector.get_map().values()):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise SandboxError("the sandbox's supervisor does not answer; the machine may be overloaded")

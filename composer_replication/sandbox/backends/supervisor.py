@@ -130,7 +130,7 @@ def exec_command(request: BoxRequest, streams: Sequence[int], argv: list[str], e
     for target, fd in enumerate(streams):
         os.dup2(fd, target, inheritable=True)
     if request.warm:
-        os.closerange(CHANNEL_FD + 1, os.sysconf("SC_OPEN_MAX"))
+        linux.close_from(CHANNEL_FD + 1)
         linux.set_dumpable(True)
         os.environ.clear()
         os.environ.update(env)
@@ -156,11 +156,16 @@ def send_fds(connection: int, fds: Sequence[int]) -> None:
 
 
 def receive_fds(connection: int, most: int) -> list[int]:
-    """Wait for `send_fds`; no descriptors mean that the other side is gone. No program inherits them."""
+    """Wait for `send_fds`; no descriptors mean that the other side is gone. No program inherits them.
+
+    Raises OSError when fewer than `most` have come: the limit of open files is too low for them.
+    """
     with _borrowed(connection) as end:
-        fds = socket.recv_fds(end, 1, most)[1]  # Python 3.11 takes flags, and does not pass them on
+        message, fds, _, _ = socket.recv_fds(end, 1, most)  # Python 3.11 takes flags, and does not pass them on
     for fd in fds:
         os.set_inheritable(fd, False)
+    if message and len(fds) != most:
+        raise OSError(f"{len(fds)} of {most} descriptors have come: allow more open files (ulimit -n)")
     return list(fds)
 
 

@@ -67,7 +67,7 @@ METADATA: Numbers = {
 
 _OURS: Numbers = {
     "landlock_create_ruleset": _everywhere(444), "landlock_add_rule": _everywhere(445),
-    "landlock_restrict_self": _everywhere(446), "openat2": _everywhere(437),
+    "landlock_restrict_self": _everywhere(446), "openat2": _everywhere(437), "close_range": _everywhere(436),
 }  # fmt: skip
 """Further calls that the host and the sandboxes make themselves."""
 
