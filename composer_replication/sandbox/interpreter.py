@@ -76,8 +76,8 @@ def installation_of(python: Path) -> Installation:
 def ask(python: str, question: str, *arguments: str) -> Any:
     """Run a program in an interpreter on this machine, and return the JSON it prints last.
 
-    What runs of the interpreter's packages are its `.pth` files. `question` finds them in `everything`, and imports from the
-    standard library only.
+    What runs of the interpreter's packages is what runs at its every start: `.pth` files, `sitecustomize`. `question` finds the
+    arguments in `everything`, and imports from the standard library only.
 
     Raises:
         TaskError: the interpreter does not work.

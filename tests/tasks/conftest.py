@@ -1,4 +1,4 @@
-"""Small projects written on the spot."""
+"""Small projects written on the spot, and the packages that their environments are made of."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from package_index import write_wheel
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 
@@ -23,3 +24,16 @@ def write_project(tmp_path_factory: pytest.TempPathFactory) -> WriteProject:
         return root
 
     return write
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip takes packages from, instead of an index."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for name in ("pytest", "coverage"):
+        write_wheel(folder, name)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("REDTEAM_API_KEY", "sk-host-secret")
+    return folder

@@ -67,7 +67,7 @@ def preload(everything: Sequence[str]) -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] in PRELOADED]:
             del sys.modules[name]
         if getattr(error, "name", None) != "pytest":
-            why = f"{type(error).__name__}: {ascii(str(error)[:200])}"
+            why = f"{type(error).__name__}: {str(error)[:200]!a}"
             sys.stderr.write(f"{sys.executable}: its pytest is not imported ahead, which costs time ({why})\n")
 
 

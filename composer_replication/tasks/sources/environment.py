@@ -6,6 +6,7 @@ import ast
 import configparser
 import email.parser
 import re
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from composer_replication.sandbox import Sandbox
 from composer_replication.tasks.sources.install import install, make_empty, remove
+from composer_replication.tasks.sources.installed import packages_of
 from composer_replication.types.syntax import parse_module
 
 _TEST_GROUPS = frozenset({"test", "tests", "testing", "dev", "develop", "development"})
@@ -51,29 +53,36 @@ def make_environment(folder: Path, tree: Path, name: str, *, sandbox: Sandbox, b
     that was completed for the same requirements is used again.
 
     pip takes wheels, which runs none of their code; what has none is built in `sandbox`, without network. pip itself runs on this
-    machine and asks the index of its settings: these, proxies and certificates are passed on, and nothing else of this process's
-    environment. Code that a wheel would have run whenever the interpreter starts is put aside.
+    machine, starts no program, and asks the index of its settings: these, proxies and certificates are passed on, and nothing
+    else of this process's environment. Code that a wheel would have run whenever the interpreter starts is put aside.
 
     Raises:
         SourceError: it cannot be made, pip cannot install something, or a wheel would change what runs on this machine.
         SandboxError: the sandbox broke.
     """
     python, wanted = folder / "bin" / "python", sorted({*declared_requirements(tree, name), *_TOOLS})
-    seal = folder / "composer-installed.txt"
+    seal = folder.with_name(f"{folder.name}.txt")  # outside, where no wheel can write
     if python.exists() and seal.exists() and seal.read_text().splitlines() == wanted:
         return python
-    base = base or Path(sys.executable)
+    seal.unlink(missing_ok=True)
+    try:
+        _fill(folder, tree, name, wanted, base or Path(sys.executable), sandbox)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # what was refused is not found by the next one
+        raise
+    seal.write_text("\n".join(wanted) + "\n")
+    return python
+
+
+def _fill(folder: Path, tree: Path, name: str, wanted: list[str], base: Path, sandbox: Sandbox) -> None:
     make_empty(folder, base)
     install(folder, wanted, base=base, sandbox=sandbox)
     if "pip" not in wanted:
         remove(folder, "pip")
     version = _declared_version(tree)
-    for packages in folder.glob("lib/python*/site-packages"):
-        metadata = packages / f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info" / "METADATA"
-        metadata.parent.mkdir(exist_ok=True)
-        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    seal.write_text("\n".join(wanted) + "\n")
-    return python
+    metadata = packages_of(folder) / f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir(exist_ok=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
 def _declared_version(tree: Path) -> str:

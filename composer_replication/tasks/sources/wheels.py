@@ -86,9 +86,13 @@ def _tools(archive: Path) -> list[str]:
     text = next((file.content for file in archive_entries(archive) if file.path == "pyproject.toml"), b"")
     try:
         requires = tomllib.loads(text.decode()).get("build-system", {}).get("requires", _USUAL)
-        return [str(Requirement(line)) for line in requires]
+        wanted = [Requirement(line) for line in requires]
     except (ValueError, TypeError, AttributeError) as error:
         raise SourceError(f"{archive.name}: pyproject.toml does not say what it is built with: {error}", fix=_OWN) from error
+    for requirement in wanted:
+        if requirement.url:
+            raise SourceError(f"{archive.name} is built with what it names by an address: {requirement!s}", fix=_OWN)
+    return list(map(str, wanted))
 
 
 def _why(ending: Ending, said: bytes) -> str:

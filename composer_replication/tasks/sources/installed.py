@@ -1,0 +1,138 @@
+"""What an installation of strangers' wheels has left in a virtual environment: only what no interpreter runs on this machine.
+
+A wheel is data until an interpreter imports something from it. What an interpreter imports outside a sandbox are pytest and its
+parts (`sandbox/backends/preload.py`), and whatever an environment tells it to run when it starts. It is the result that is looked
+at, and not what wheels say: a path may be written in many ways.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from composer_replication.sandbox.backends.preload import PRELOADED
+from composer_replication.tasks.sources.run_pip import OWN, call
+from composer_replication.types.errors import SourceError
+
+_AT_START = frozenset({"sitecustomize", "usercustomize"})
+"""Modules that an interpreter imports when it starts, also from folders that a `.pth` file names. All of these files are put
+aside, as any may do so, or hold a line that is executed (https://docs.python.org/3/library/site.html)."""
+_DATA = frozenset({"bin", "doc", "etc", "include", "lib", "man", "share"})
+"""Folders of an environment for what is no package; beside these may stand files, such as licences."""
+_OF_THE_START = frozenset({"pyvenv.cfg", "pybuilddir.txt"})
+"""Files beside an interpreter that decide where it finds its modules; so do those that end in `._pth`."""
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return what an environment holds besides its packages, by path: digests of files, and targets of links."""
+    packages = packages_of(folder)
+    return {path.relative_to(folder).as_posix(): _content(path) for path in _files(folder) if packages not in path.parents}
+
+
+def packages_of(folder: Path) -> Path:
+    """Return the folder of an environment's packages. Raises SourceError where it is not one."""
+    found = sorted(folder.glob("lib/python3*/site-packages"))
+    if len(found) != 1:
+        raise SourceError(f"the environment {folder} has {len(found)} folders of packages", fix=OWN)
+    return found[0]
+
+
+def check_installed(folder: Path, before: Mapping[str, str], wheels: Sequence[Path], base: Path) -> None:
+    """Refuse what would run on this machine, and put aside what would run at every start of an interpreter.
+
+    Args:
+        before: `contents` of the environment before the wheels were installed.
+        base: the interpreter that the environment was made with; it compiles the parts of pytest anew.
+
+    Raises:
+        SourceError: names the file.
+    """
+    try:
+        _put_start_aside(packages_of(folder))
+        _check_places(before, contents(folder))
+        _check_parts(packages_of(folder), wheels, base)
+    except (OSError, zipfile.BadZipFile, InvalidWheelFilename) as error:
+        raise SourceError(f"the project's dependencies cannot be looked at: {error}", fix=OWN) from error
+
+
+def _check_places(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    for path, content in before.items():
+        if after.get(path) != content and not path.startswith("bin/pip"):  # a newer pip, where that is wanted
+            raise SourceError(f"a dependency replaces {path} of the environment for the tests", fix=OWN)
+    for path in sorted(after.keys() - before.keys()):
+        if not _is_data(PurePosixPath(path)) or after[path].startswith("->"):
+            raise SourceError(f"a dependency brings {path!a}, where an interpreter may look for its own files", fix=OWN)
+
+
+def _is_data(path: PurePosixPath) -> bool:
+    if path.name in _OF_THE_START or path.name.endswith("._pth"):
+        return False
+    top, *below = path.parts
+    return not below or (top in _DATA and not (top == "lib" and below[0].startswith("python")))
+
+
+def _check_parts(packages: Path, wheels: Sequence[Path], base: Path) -> None:
+    """Refuse a file of a module of `PRELOADED` that no wheel of a distribution that may bring it has, and compile them anew."""
+    shutil.rmtree(packages / "__pycache__", ignore_errors=True)  # of modules that are one file
+    parts = []
+    for module, owners in PRELOADED.items():
+        known = _digests([wheel for wheel in wheels if parse_wheel_filename(wheel.name)[0] in owners])
+        for part in (packages / module, *packages.glob(f"{module}.*")):
+            for path in list(_files(part)):
+                name = path.relative_to(packages).as_posix()
+                if path.parent.name == "__pycache__":
+                    path.unlink()
+                elif known.get(name) != _content(path):
+                    raise SourceError(f"a dependency brings {name!a}, which is a part of {owners[0]}", fix=OWN)
+            parts += [str(part)] if part.exists() else []
+    if parts:  # without any, compileall takes the standard library
+        call([str(base), "-I", "-S", "-m", "compileall", "-q", *parts], "pytest cannot be compiled")
+
+
+def _digests(wheels: Sequence[Path]) -> dict[str, str]:
+    """Return the digests of the wheels' files, by the paths that they are installed at."""
+    found = {}
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                top, _, below = name.partition("/")
+                scheme, _, rest = below.partition("/")
+                installed = rest if top.endswith(".data") and scheme in ("purelib", "platlib") else name
+                found[installed] = hashlib.sha256(archive.read(name)).hexdigest()
+    return found
+
+
+def _put_start_aside(packages: Path) -> None:
+    """Give another name to what an interpreter runs, or where it finds that, when it starts."""
+    for path in list(packages.iterdir()):
+        if path.name.endswith((".pth", ".start")) or path.name.partition(".")[0] in _AT_START:
+            aside = path.with_name(f"not-run-{path.name}.txt")
+            _remove(aside)
+            path.rename(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _files(top: Path) -> Iterator[Path]:
+    """Yield the files and links at or below `top`; a link is not followed."""
+    if top.is_symlink() or not top.is_dir():
+        yield from [top] if top.is_symlink() or top.exists() else []
+        return
+    for folder, below, names in os.walk(top):
+        yield from (Path(folder, name) for name in names)
+        yield from (Path(folder, name) for name in below if os.path.islink(os.path.join(folder, name)))
+
+
+def _content(path: Path) -> str:
+    return f"-> {path.readlink()}" if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest()
