@@ -51,9 +51,7 @@ def make(folder: Path, project: Path) -> Path:
     ],
     ids=["start", "folder of the start", "data", "compiled part of pytest"],
 )
-def test_no_code_of_a_wheel_runs_outside_a_sandbox(
-    project: Path, tmp_path: Path, wheels: Path, files: Mapping[str, str]
-) -> None:
+def test_no_code_of_a_wheel_runs_outside_a_sandbox(project: Path, tmp_path: Path, wheels: Path, files: Mapping[str, str]) -> None:
     """Neither while it is installed, nor when the interpreter is asked, nor when it waits for programs of sandboxes."""
     marker = tmp_path / "marker"
     run = f"open({str(marker)!r}, 'w').write('ran')"

@@ -43,9 +43,7 @@ def build_backend(marker: object = "/x", *, wheel: str = "beta-9.0-py3-none-any.
     return BACKEND.format(wheel=wheel, marker=str(marker), port=port, requires=requires)
 
 
-def write_wheel(
-    folder: Path, name: str, more: Mapping[str, str | bytes] | None = None, *, requires: Iterable[str] = ()
-) -> Path:
+def write_wheel(folder: Path, name: str, more: Mapping[str, str | bytes] | None = None, *, requires: Iterable[str] = ()) -> Path:
     """An empty distribution that pip takes for the real one."""
     info = f"{name}-9.0.dist-info"
     metadata = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
