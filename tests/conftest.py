@@ -3,7 +3,7 @@
 With CI set in the environment hypothesis draws the same examples every time, so that a change is judged by what it changed.
 What the commands print is wide enough for any folder of tests: a wrapped line would hide the words that a test looks for.
 At the end of a run stand the tests that cost more than a CPU-second and are not marked slow. It is a report, never a failure.
-What a fixture of the whole session costs is no test's.
+What a fixture of the whole session costs is no test's. The tests marked long begin first.
 """
 
 from __future__ import annotations
@@ -64,6 +64,23 @@ class SessionFixtures:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SessionFixtures())
+
+
+@pytest.hookimpl(trylast=True)  # after tests were left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let every worker begin with its part of the long tests: xdist gives each an equal piece of the list, and a long test at the
+    end of one would run alone while the others have nothing left."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [item for item in items if item.get_closest_marker("long")]
+    rest = [item for item in items if not item.get_closest_marker("long")]
+    left, items[:] = len(items), []
+    for worker in range(workers):
+        piece = left // (workers - worker)
+        first = long[worker::workers]
+        items += first + rest[: piece - len(first)]
+        del rest[: piece - len(first)]
+        left -= piece
+    items += rest
 
 
 @pytest.hookimpl(wrapper=True)

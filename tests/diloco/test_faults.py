@@ -13,6 +13,7 @@ TOOL = Path(__file__).resolve().parents[1] / "tools" / "faults_diloco.py"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_fault_ends_as_it_should():
     done = subprocess.run([sys.executable, TOOL], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

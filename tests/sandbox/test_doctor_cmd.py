@@ -36,6 +36,7 @@ def test_the_machine_alone():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_probe_of_every_kind_is_reported():
     status, told = doctor("--sandbox")
     assert (status, told["contained"]) == (0, True)

@@ -135,6 +135,7 @@ def test_auto_picks_the_strongest_left(elsewhere, scenario):
     "scenario",
     [pytest.param(it, id=it.name, marks=() if in_gate(it) else pytest.mark.nightly) for it in SCENARIOS],
 )
+@pytest.mark.long
 def test_every_kind_of_box(elsewhere, scenario):
     options = (
         "-q",

@@ -10,6 +10,7 @@ from teacher_server import Reply, TeacherServer, question_text
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_again_and_again_nothing_is_lost_and_the_books_agree(tmp_path):
     def answer(body, number):
         return Reply(content=f"on {question_text(body)}", prompt_tokens=700 + 7 * len(body["messages"]), completion_tokens=5)

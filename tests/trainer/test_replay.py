@@ -199,6 +199,7 @@ def test_pairs_longer_than_the_context_window_are_left_out(run_file: Path, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_teachers_cost_is_in_note_metrics_terminal_and_report(run_file: Path) -> None:
     """Also when every answer was bought by an earlier attempt."""
     with TeacherServer(

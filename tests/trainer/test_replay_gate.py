@@ -44,6 +44,7 @@ def cents(requests: list[dict[str, Any]]) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_gate_asks_and_pays_for_less_and_its_pairs_are_trained_on(run_file: Path) -> None:
     with TeacherServer(say) as server:
         whole, _ = train(run_file, server.base_url, "whole")

@@ -39,6 +39,7 @@ def sample(trajectory: dict[str, Any]) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("chosen", ["in turn", pytest.param("by pass rate", marks=pytest.mark.nightly)])
+@pytest.mark.long
 def test_killed_five_times_ends_the_same(run_file: Path, chosen: str) -> None:
     if chosen == "by pass rate":
         with run_file.open("a") as file:
@@ -107,6 +108,7 @@ def test_a_damaged_checkpoint_is_named(run_file: Path) -> None:
     assert "Traceback" not in output
 
 
+@pytest.mark.long
 def test_pairs_belong_to_the_checkpoint_and_strangers_do_not(run_file: Path) -> None:
     """What is refused loses nothing."""
     folder = run_file.parent
@@ -131,6 +133,7 @@ def test_pairs_belong_to_the_checkpoint_and_strangers_do_not(run_file: Path) -> 
     finish("train", str(run_file), "--steps", "1", "--resume", cwd=folder)
 
 
+@pytest.mark.long
 def test_changed_tasks_are_named(run_file: Path, world: World, tmp_path: Path) -> None:
     tasks = tmp_path / "tasks"
     shutil.copytree(world.tasks, tasks)

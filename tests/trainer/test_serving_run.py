@@ -40,6 +40,7 @@ def served(run_file: Path, kind: str, url: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vllm", pytest.param("sglang", marks=pytest.mark.nightly)])
+@pytest.mark.long
 def test_a_run_over_a_server_that_dies_and_comes_back_ends_as_one_that_was_left_alone(
     world: World, run_file: Path, kind: str
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_run_over_a_server_that_dies_and_comes_back_ends_as_one_that_was_left_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_weights_that_go_through_a_store_train_as_those_in_a_folder_do(world: World, run_file: Path) -> None:
     policy, tokenizer = load_policy(ModelConfig(path=str(world.policy), device="cpu"))
     store, there = run_file.parent / "store", run_file.parent / "there"

@@ -152,6 +152,7 @@ def test_a_model_that_cannot_score_is_refused(run_file: Path, world: World, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_trains_on_step_rewards_and_is_not_resumed_with_another_model(run_file: Path, tmp_path: Path) -> None:
     prm = write_prm(tmp_path / "prm")
     words = ["--reward.prm.path", str(prm), "--reward.prm.weight", "0.5", "--loss.hint.weight", "0"]
