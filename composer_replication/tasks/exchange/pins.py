@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from packaging.utils import InvalidName, canonicalize_name
+from packaging.version import InvalidVersion, Version
+
 from composer_replication.sandbox.interpreter import ask
 from composer_replication.tasks.sources.environment import declared_requirements
 from composer_replication.types import TaskSpec
+from composer_replication.types.errors import TaskError
 
 _QUESTION = """
 import json, re
@@ -25,7 +29,7 @@ while pending:
         found[installed.name] = installed.version
         for line in installed.requires or ():
             if "extra ==" not in line:
-                pending.append(re.match(r"[\\w.-]+", line)[0])
+                pending += re.findall(r"^[\\w.-]+", line)
 print(json.dumps(["%d.%d" % sys.version_info[:2], sorted(f"{n}=={v}" for n, v in found.items())]))
 """
 """Follows dependencies by name and keeps those that are installed: their markers have been decided by the installer already."""
@@ -53,5 +57,16 @@ def pins_of(spec: TaskSpec, tree: Path, python: Path) -> Pins:
 
 @lru_cache(maxsize=256)
 def _asked(python: Path, names: tuple[str, ...]) -> Pins:
-    version, requirements = ask(str(python), _QUESTION, json.dumps(names))
-    return Pins(version, tuple(requirements))
+    version, installed = ask(str(python), _QUESTION, json.dumps(names))
+    return Pins(version, tuple(_exact(python, *one.split("==", 1)) for one in installed))
+
+
+def _exact(python: Path, name: str, version: str) -> str:
+    """Return a requirement; what an environment says of itself goes into a Dockerfile. Raises TaskError."""
+    try:
+        return f"{canonicalize_name(name, validate=True)}=={Version(version)}"
+    except (InvalidName, InvalidVersion) as error:
+        raise TaskError(
+            f"{python}: a distribution says that its name is {name[:80]!a} and its version {version[:80]!a}",
+            fix="make another environment, and name its interpreter with --python PATH",
+        ) from error

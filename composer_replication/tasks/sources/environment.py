@@ -18,8 +18,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from composer_replication.sandbox import Sandbox
-from composer_replication.tasks.sources.install import install, make_empty, remove
+from composer_replication.tasks.sources.install import install, make_empty
 from composer_replication.tasks.sources.installed import packages_of
+from composer_replication.tasks.sources.run_pip import OWN
+from composer_replication.types.errors import SourceError
 from composer_replication.types.syntax import parse_module
 
 _TEST_GROUPS = frozenset({"test", "tests", "testing", "dev", "develop", "development"})
@@ -77,12 +79,13 @@ def make_environment(folder: Path, tree: Path, name: str, *, sandbox: Sandbox, b
 def _fill(folder: Path, tree: Path, name: str, wanted: list[str], base: Path, sandbox: Sandbox) -> None:
     make_empty(folder, base)
     install(folder, wanted, base=base, sandbox=sandbox)
-    if "pip" not in wanted:
-        remove(folder, "pip")
     version = _declared_version(tree)
     metadata = packages_of(folder) / f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info" / "METADATA"
-    metadata.parent.mkdir(exist_ok=True)
-    metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    try:
+        metadata.parent.mkdir(exist_ok=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    except OSError as error:
+        raise SourceError(f"a dependency has taken the place of the project's own name: {error}", fix=OWN) from error
 
 
 def _declared_version(tree: Path) -> str:

@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.scratch import scratch_folder
-from composer_replication.tasks.sources.installed import check_installed, contents
+from composer_replication.tasks.sources.installed import check_installed, check_wheel, contents, packages_of
 from composer_replication.tasks.sources.run_pip import call, download, install_wheels
 from composer_replication.tasks.sources.wheels import build_wheel
 from composer_replication.types.errors import SourceError
@@ -29,7 +29,8 @@ def make_empty(folder: Path, base: Path) -> None:
 
 
 def install(folder: Path, wanted: Sequence[str], *, base: Path, sandbox: Sandbox) -> None:
-    """Install requirements and what they require in an empty environment; what has no wheel is built in the sandbox.
+    """Install requirements and what they require in an empty environment, without the pip it was made with unless it is one of
+    them; what has no wheel is built in the sandbox.
 
     Raises:
         SourceError: pip cannot, or a wheel would change what runs on this machine.
@@ -47,6 +48,8 @@ def install(folder: Path, wanted: Sequence[str], *, base: Path, sandbox: Sandbox
     with scratch_folder() as fetched, scratch_folder() as built:
         _download_or_build(folder / "bin" / "python", list(wanted), fetched, built, make_tools, sandbox)
         _install_fetched(folder, fetched, base)
+        if not list(fetched.glob("pip-*.whl")):
+            remove(folder, "pip")
 
 
 def remove(folder: Path, *names: str) -> None:
@@ -55,7 +58,7 @@ def remove(folder: Path, *names: str) -> None:
         packages = (folder.glob(f"{_PACKAGES}/{pattern}") for pattern in (name, f"{name}-*.dist-info"))
         for path in set(itertools.chain.from_iterable(packages)):
             shutil.rmtree(path, ignore_errors=True)
-        for path in folder.glob(f"bin/{name}*"):
+        for path in (*folder.glob(f"bin/{name}"), *folder.glob(f"bin/{name}[0-9]*")):
             if not path.is_dir():
                 path.unlink()
     if "setuptools" in names:
@@ -94,7 +97,9 @@ def _missing(said: str) -> Requirement | None:
 
 def _install_fetched(folder: Path, fetched: Path, base: Path) -> None:
     """Install the wheels of a folder, and see to it that nothing of them runs on this machine. Raises SourceError."""
-    wheels = sorted(fetched.glob("*.whl"))
-    before = contents(folder)
+    wheels, packages = sorted(fetched.glob("*.whl")), packages_of(folder)
+    for wheel in wheels:
+        check_wheel(wheel)
+    before = contents(folder, packages)
     install_wheels(folder / "bin" / "python", wheels)
-    check_installed(folder, before, wheels, base)
+    check_installed(folder, packages, before, wheels, base)

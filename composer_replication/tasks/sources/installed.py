@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,15 +24,29 @@ from composer_replication.types.errors import SourceError
 _AT_START = frozenset({"sitecustomize", "usercustomize"})
 """Modules that an interpreter imports when it starts, also from folders that a `.pth` file names. All of these files are put
 aside, as any may do so, or hold a line that is executed (https://docs.python.org/3/library/site.html)."""
-_DATA = frozenset({"bin", "doc", "etc", "include", "lib", "man", "share"})
-"""Folders of an environment for what is no package; beside these may stand files, such as licences."""
-_OF_THE_START = frozenset({"pyvenv.cfg", "pybuilddir.txt"})
+_WITH_MODULES = re.compile(r"(local|Lib|lib\w*/(python|pypy)[\d.][^/]*)(/|$)")
+"""Folders of an environment, besides that of its packages, where some interpreter looks for modules: Debian's in `local/lib` and
+`dist-packages`."""
+_OF_THE_START = frozenset({"pyvenv.cfg", "pybuilddir.txt", "Setup.local"})
 """Files beside an interpreter that decide where it finds its modules; so do those that end in `._pth`."""
+_MODULE = (".py", ".pyc", ".so")
+"""How the name of a module that is one file ends."""
+_DEEPEST = 100
 
 
-def contents(folder: Path) -> dict[str, str]:
+def check_wheel(wheel: Path) -> None:
+    """Refuse a wheel whose folders are too deep for the tools that list and remove them. Raises SourceError."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            deep = next((name for name in archive.namelist() if name.count("/") > _DEEPEST), None)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise SourceError(f"{wheel.name} is no wheel: {error}", fix=OWN) from error
+    if deep is not None:
+        raise SourceError(f"{wheel.name} has folders below {deep[:40]!a}... that are {deep.count('/')} deep", fix=OWN)
+
+
+def contents(folder: Path, packages: Path) -> dict[str, str]:
     """Return what an environment holds besides its packages, by path: digests of files, and targets of links."""
-    packages = packages_of(folder)
     return {path.relative_to(folder).as_posix(): _content(path) for path in _files(folder) if packages not in path.parents}
 
 
@@ -43,10 +58,11 @@ def packages_of(folder: Path) -> Path:
     return found[0]
 
 
-def check_installed(folder: Path, before: Mapping[str, str], wheels: Sequence[Path], base: Path) -> None:
+def check_installed(folder: Path, packages: Path, before: Mapping[str, str], wheels: Sequence[Path], base: Path) -> None:
     """Refuse what would run on this machine, and put aside what would run at every start of an interpreter.
 
     Args:
+        packages: the folder of its packages.
         before: `contents` of the environment before the wheels were installed.
         base: the interpreter that the environment was made with; it compiles the parts of pytest anew.
 
@@ -54,9 +70,9 @@ def check_installed(folder: Path, before: Mapping[str, str], wheels: Sequence[Pa
         SourceError: names the file.
     """
     try:
-        _put_start_aside(packages_of(folder))
-        _check_places(before, contents(folder))
-        _check_parts(packages_of(folder), wheels, base)
+        _put_start_aside(packages)
+        _check_places(before, contents(folder, packages))
+        _check_parts(packages, wheels, base)
     except (OSError, zipfile.BadZipFile, InvalidWheelFilename) as error:
         raise SourceError(f"the project's dependencies cannot be looked at: {error}", fix=OWN) from error
 
@@ -65,16 +81,14 @@ def _check_places(before: Mapping[str, str], after: Mapping[str, str]) -> None:
     for path, content in before.items():
         if after.get(path) != content and not path.startswith("bin/pip"):  # a newer pip, where that is wanted
             raise SourceError(f"a dependency replaces {path} of the environment for the tests", fix=OWN)
-    for path in sorted(after.keys() - before.keys()):
+    for path in sorted(after.keys() - before.keys(), key=lambda path: ("__pycache__" in path, path)):
         if not _is_data(PurePosixPath(path)) or after[path].startswith("->"):
             raise SourceError(f"a dependency brings {path!a}, where an interpreter may look for its own files", fix=OWN)
 
 
 def _is_data(path: PurePosixPath) -> bool:
-    if path.name in _OF_THE_START or path.name.endswith("._pth"):
-        return False
-    top, *below = path.parts
-    return not below or (top in _DATA and not (top == "lib" and below[0].startswith("python")))
+    own = path.name in _OF_THE_START or path.name.endswith("._pth")
+    return not own and _WITH_MODULES.match(path.as_posix()) is None
 
 
 def _check_parts(packages: Path, wheels: Sequence[Path], base: Path) -> None:
@@ -83,14 +97,14 @@ def _check_parts(packages: Path, wheels: Sequence[Path], base: Path) -> None:
     parts = []
     for module, owners in PRELOADED.items():
         known = _digests([wheel for wheel in wheels if parse_wheel_filename(wheel.name)[0] in owners])
-        for part in (packages / module, *packages.glob(f"{module}.*")):
+        for part in (packages / module, *(path for path in packages.glob(f"{module}.*") if path.name.endswith(_MODULE))):
             for path in list(_files(part)):
                 name = path.relative_to(packages).as_posix()
                 if path.parent.name == "__pycache__":
                     path.unlink()
                 elif known.get(name) != _content(path):
                     raise SourceError(f"a dependency brings {name!a}, which is a part of {owners[0]}", fix=OWN)
-            parts += [str(part)] if part.exists() else []
+            parts += [str(part)] if part.is_dir() or part.suffix == ".py" else []
     if parts:  # without any, compileall takes the standard library
         call([str(base), "-I", "-S", "-m", "compileall", "-q", *parts], "pytest cannot be compiled")
 

@@ -1,4 +1,5 @@
-"""pip on this machine, held to moving files: it starts no program, and takes packages from the index of its settings only."""
+"""pip on this machine, held to moving files: it starts no program, takes packages from the index of its settings only, and
+installs them nowhere but in the environment."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ import subprocess
 from pathlib import Path
 
 from composer_replication.sandbox.interpreter import clean_environment
+from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.types.errors import SourceError
 
 OWN = "install them yourself and name that interpreter with --python PATH"
 _MOST_S = 1800
 _TRACEBACK = "ERROR: Exception:"
 """What pip writes above the traceback of an exception that it does not expect; the last line says what it was."""
-_PIP = """
-import sys
+_NO_PROGRAM = """
+import os, sys, tempfile
 
 starting = {"subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn"}
 
@@ -23,7 +25,44 @@ def refuse(event, _arguments):
         raise PermissionError("pip may start no program here: it would run the code of a package")
 
 sys.addaudithook(refuse)
+"""
+"""Builds are programs that pip starts, and `--only-binary` does not keep it from building what a requirement's address names. An
+audit hook cannot be removed (PEP 578, https://peps.python.org/pep-0578/)."""
+_NO_WRITING_ELSEWHERE = """
+places = tuple(os.path.join(os.path.realpath(place), "") for place in (sys.prefix, tempfile.gettempdir()))
+changing = {
+    **dict.fromkeys(("os.rename", "os.link"), ((0, 2), (1, 3))),
+    **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), ((0, 1),)),
+    **dict.fromkeys(("os.mkdir", "os.chmod"), ((0, 2),)),
+    **dict.fromkeys(("os.chown", "os.utime"), ((0, 3),)),
+    **dict.fromkeys(("os.truncate", "os.setxattr", "os.removexattr"), ((0, None),)),
+    "os.symlink": ((1, 2),),
+}
 
+def refuse_elsewhere(event, arguments):
+    if event == "open":
+        if not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND):
+            return
+        paths = ((0, None),)
+    else:
+        paths = changing.get(event, ())
+    for path, descriptor in paths:
+        relative_to = arguments[descriptor] if descriptor is not None and descriptor < len(arguments) else None
+        if isinstance(arguments[path], (str, bytes, os.PathLike)) and relative_to in (None, -1):  # else below a tree looked at
+            check(os.fsdecode(arguments[path]), event)
+
+def check(path, event):
+    folder, name = os.path.split(path.rstrip("/"))
+    whole = event in ("open", "os.truncate", "os.chmod", "os.chown", "os.utime") or name in ("", ".", "..")
+    real = os.path.realpath(path) if whole else os.path.join(os.path.realpath(folder or "."), name)
+    if real != os.devnull and not os.path.join(real, "").startswith(places):
+        raise PermissionError(f"a package has pip write to {path!a}, outside the environment")
+
+sys.addaudithook(refuse_elsewhere)
+"""
+"""The name of a console script may be a path, and a list of what to uninstall may name any file whose path begins as the
+environment's does: newer and older releases of pip write and remove what these say."""
+_RUN = """
 from pip._vendor.packaging.requirements import InvalidRequirement, Requirement
 
 parse = Requirement.__init__
@@ -39,18 +78,22 @@ from pip._internal.cli.main import main
 
 sys.exit(main(sys.argv[1:]))
 """
-"""Builds are programs that pip starts, and `--only-binary` does not keep it from building what a requirement's address names. An
-audit hook cannot be removed (PEP 578, https://peps.python.org/pep-0578/)."""
 
 
 def download(python: Path, wanted: list[str], into: Path, *more: str) -> None:
     """Download wheels of the requirements and of what they require, by the user's settings of pip. Raises SourceError."""
-    _pip(python, "download", "--no-input", "--only-binary=:all:", "--dest", str(into), *more, *wanted)
+    _pip(python, _NO_PROGRAM + _RUN, "download", "--no-input", "--only-binary=:all:", "--dest", str(into), *more, *wanted)
 
 
 def install_wheels(python: Path, wheels: list[Path]) -> None:
-    """Install wheels in the environment of `python`, whatever settings of pip say about places. Raises SourceError."""
-    _pip(python, "install", "--isolated", "--no-input", "--no-index", "--no-deps", *map(str, wheels), PIP_CONFIG_FILE=os.devnull)
+    """Install wheels in the environment of `python`, whatever settings of pip say about places.
+
+    Raises SourceError, also when pip would write anywhere else.
+    """
+    program = _NO_PROGRAM + _NO_WRITING_ELSEWHERE + _RUN
+    arguments = ["install", "--isolated", "--no-input", "--no-index", "--no-deps", *map(str, wheels)]
+    with scratch_folder() as room:
+        _pip(python, program, *arguments, PIP_CONFIG_FILE=os.devnull, TMPDIR=str(room))
 
 
 def call(command: list[str], problem: str, **variables: str) -> None:
@@ -74,6 +117,6 @@ def call(command: list[str], problem: str, **variables: str) -> None:
         raise SourceError(f"{problem}: {'; '.join(errors[:2])}", fix=OWN)
 
 
-def _pip(python: Path, *arguments: str, **variables: str) -> None:
-    command = [str(python), "-I", "-c", _PIP, "-q", "--disable-pip-version-check", *arguments]
+def _pip(python: Path, program: str, *arguments: str, **variables: str) -> None:
+    command = [str(python), "-I", "-c", program, "-q", "--disable-pip-version-check", *arguments]
     call(command, "the project's dependencies cannot be installed", **variables)
