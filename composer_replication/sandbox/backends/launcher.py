@@ -91,9 +91,11 @@ def main(
         if connection in events:
             break
         heard = list(_NEWS.iter_unpack(os.read(news, _NEWS.size * ready))) if news in events else []
-        waiting -= {pid for _, pid in heard} | set(_buried(os.WNOHANG, cgroups, owner))
+        waiting -= {pid for _, pid in heard}
         done = any(what == _DONE for what, _ in heard)
-        wanted = ready if done or not waiting else len(waiting)  # make sandboxes between commands, not during one
+        if done or not heard:  # make and remove sandboxes between commands, not during one
+            waiting -= set(_buried(os.WNOHANG, cgroups, owner))
+        wanted = ready if done or not waiting else len(waiting)
     os.close(connection)
     list(_buried(0, cgroups, owner))
     shutil.rmtree(scratch, ignore_errors=True)
