@@ -46,8 +46,12 @@ class HeldOutChecks:
 
     programs: tuple[HeldOutProgram, ...] = ()
     anti_tests: tuple[AntiTest, ...] = ()
-    weakness: str = "it has no held-out programs"
+    weakness: str = ""
     """Why the programs are no evidence that the feature is there, such as a trivial body that satisfies them; details come after
-    a colon. Empty when every trivial body that was tried fails."""
+    a colon. Empty when every trivial body that was tried fails; never empty without programs."""
     profile: GoldProfile | None = None
     """What the gold code needs; None where nothing recorded it."""
+
+    def __post_init__(self) -> None:
+        if not self.programs and not self.weakness:
+            object.__setattr__(self, "weakness", "it has no held-out programs")

@@ -482,15 +482,15 @@ if found:
 FOR_THIS_GRADER = {
     "copies told apart": stub_and(TELL_COPIES_APART),
     "copies told apart, and a guess": Attack(files={PRICING: discounted("return price - percent", "") + TELL_COPIES_APART}),
-    "the calls' answer forged": stub_and(
+    "the programs' answers forged": stub_and(
         TELL_COPIES_APART
         + """
 frame = sys._getframe()
 while frame:
     request = frame.f_globals.get("request") or frame.f_locals.get("request")
-    if isinstance(request, dict) and "calls" in request:
+    if isinstance(request, dict) and "programs" in request:
         import json, zlib
-        answers = [{"returns": json.loads(a)[0][0], "raises": ["ValueError"], "after": {}} for _, a in request["calls"]]
+        answers = [[["returns", step["args"][0]] for _, step in program] for program in request["programs"]]
         os.write(3, request["nonce"].encode() + zlib.compress(json.dumps(answers).encode()))
         os._exit(0)
     frame = frame.f_back
@@ -502,7 +502,7 @@ while frame:
 frame = sys._getframe()
 while frame:
     request = frame.f_globals.get("request") or frame.f_locals.get("request")
-    if isinstance(request, dict) and "calls" in request:
+    if isinstance(request, dict) and "programs" in request:
         import zlib
         packer = zlib.compressobj(9)
         os.write(3, request["nonce"].encode())

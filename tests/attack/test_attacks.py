@@ -6,8 +6,10 @@ import pytest
 from attacks import HONEST, NOTHING, OTHER_RULES, Attack, stub_and
 from project import GOLD, PRICING
 from registry import ATTACKS, SILENT, SLOW, STRATEGIES
+from smuggling import BY_A_FILE, carried
 from suite import careless, naive, ours, with_anti_tests, without_hidden_checks, workspace
 
+from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading import pytest_run
 from composer_replication.types import cause_of
 
@@ -96,6 +98,14 @@ def test_a_garbled_list_of_events_is_no_signal_and_no_error(task, sandbox, damag
     with workspace(task, stub_and(SILENCE.replace("DAMAGE", repr(damage)))) as root:
         report = ours(task, root, sandbox)
     assert (report.reward, report.events) == (0.0, ("gc.get_objects",))
+
+
+def test_what_comes_through_between_sandboxes_is_rewarded(task, tmp_path):
+    """Otherwise it would prove nothing that no way between sandboxes is."""
+    attack = carried(f"PLACE = {str(tmp_path / 'open')!r}\n{BY_A_FILE}")
+    with workspace(task, attack) as root:
+        report = ours(task, root, open_sandbox("unsafe-subprocess"))
+    assert report.reward == 1.0, report
 
 
 def test_doing_nothing_is_not_rewarded(task, sandbox):

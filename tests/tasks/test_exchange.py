@@ -243,9 +243,30 @@ def outcome(clone: Path, ids: list[str]) -> int:
 def test_what_was_exported_comes_back_as_it_was(tasks: list[Task], exported: list[Path], tmp_path: Path) -> None:
     back, refused = import_harbor(exported[0].parent, tmp_path, sandbox=open_sandbox(), python=PYTHON)
     assert refused == []
-    assert [to_json(task.spec) for task in back] == [to_json(task.spec) for task in tasks]
+    for ours, theirs in zip(tasks, back, strict=True):
+        assert to_json(replace(theirs.spec, hidden=ours.spec.hidden)) == to_json(ours.spec)
+        assert {program.steps for program in theirs.spec.hidden.programs} >= {
+            program.steps for program in ours.spec.hidden.programs
+        }
+        assert not theirs.spec.forgeable, "found here, whatever the task says"
     assert [task.gold_files() for task in back] == [task.gold_files() for task in tasks]
-    assert [load_task(task.root).spec for task in back] == [task.spec for task in tasks]
+    assert [load_task(task.root).spec for task in back] == [task.spec for task in back]
+
+
+@pytest.mark.slow
+def test_how_strong_a_foreign_task_is_is_not_for_its_author_to_say(exported: list[Path], tmp_path: Path) -> None:
+    """One that comes with no program, and one with code that no program can tell from a constant, both called strong."""
+    for name, solution in (("strong", ""), ("weak", "\n\ndef slack(x):\n    return 2\n")):
+        root = tmp_path / "many" / name
+        shutil.copytree(next(path for path in exported if "slack" in path.name), root)
+        described = json.loads((root / "tests" / "task.json").read_text())
+        described |= {"task_id": name, "hidden": described["hidden"] | {"programs": [], "anti_tests": [], "weakness": ""}}
+        (root / "tests" / "task.json").write_text(json.dumps(described))
+        gold = root / "solution" / "files" / "tide.py"
+        gold.write_text(gold.read_text() + solution)
+    back, refused = import_harbor(tmp_path / "many", tmp_path / "out", sandbox=open_sandbox(), python=PYTHON)
+    assert refused == []
+    assert {task.spec.task_id: task.spec.forgeable for task in back} == {"strong": False, "weak": True}
 
 
 def test_a_foreign_task_that_can_be_expressed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,12 @@ import pytest
 from composer_replication.envs import CodingEnv
 from composer_replication.sandbox import open_sandbox
 from composer_replication.types import Deletion, TaskSpec, ToolCall
-from composer_replication.types.held_out_checks import HeldOutChecks
+from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
+
+
+def call(name):
+    return {"do": "call", "of": ["named", f"shop.basket:{name}"], "args": [["step", 0]]}
+
 
 GOLD = '''"""Baskets."""
 
@@ -48,6 +54,17 @@ def test_mean():
 def test_count():
     assert count([5]) == 1
 """
+
+
+PROGRAMS = tuple(
+    HeldOutProgram(
+        steps=json.dumps([[0, {"do": "value", "of": ["list", prices]}], [1, call(name)]]),
+        expected=json.dumps([["returns", ["opaque"]], ["returns", answer]]),
+        uses=f"shop/basket.py::{name}",
+        seen=False,
+    )
+    for name, prices, answer in (("total", [1, 4], 5), ("mean", [1, 7, 1], ["float", "3.0"]))
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +106,7 @@ def task(tmp_path_factory):
         pass_to_pass=("tests/test_basket.py::test_count",),
         editable=("shop/**/*.py",),
         test_timeout_s=20.0,
-        hidden=HeldOutChecks(weakness=""),
+        hidden=HeldOutChecks(programs=PROGRAMS),
     )
     return FolderTask(spec, repo, {"shop/basket.py": GOLD.encode()})
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from composer_replication.sandbox.grading.literals import differs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
+from composer_replication.sandbox.grading.test_files import without_tests
 from composer_replication.sandbox.grading.texts import program_of, text_of
 from composer_replication.sandbox.protocol import Ending, Tree
 from composer_replication.types.held_out_checks import HeldOutProgram
@@ -135,7 +136,8 @@ def wrong_programs(runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutPro
 def _ask(
     runner: CodeRunner, tree: Tree, request: Mapping[str, Any], *, gold: bool, hash_seed: int = 0
 ) -> tuple[Ending, list[Any] | None]:
+    """Do programs over the tree without its tests, which say what some of them are to answer."""
     limits = {"cpu_s": _GOLD_CPU_S, "wall_s": _GOLD_WALL_S} if gold else {"cpu_s": _CPU_S, "wall_s": _WALL_S}
     env = {"PYTHONHASHSEED": str(hash_seed)} if hash_seed else {}
-    result, answer = runner.ask(tree, program_of(*_DRIVER), {**request, **limits}, env, judged=not gold)
+    result, answer = runner.ask(without_tests(tree), program_of(*_DRIVER), {**request, **limits}, env, judged=not gold)
     return result.ending, answer if isinstance(answer, list) else None

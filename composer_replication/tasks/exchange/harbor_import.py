@@ -94,7 +94,7 @@ def _import(top: OpenFolder, path: str, out: Path, sandbox: Sandbox, python: Pat
             if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,200}", expressed.spec.task_id) or _leads_away(expressed.spec.task_id):
                 raise NotExpressibleError(f"its name {expressed.spec.task_id[:80]!r} is not a name for a folder")
             _prove(expressed, sandbox, python)
-            if not ours.is_file():
+            if not expressed.spec.impossible:
                 expressed = _with_checks(expressed, sandbox, python)
             return _write(expressed, out, sandbox, python)
         except DAMAGED as error:
@@ -132,7 +132,15 @@ def _prove(expressed: Expressed, sandbox: Sandbox, python: Path) -> None:
 
 
 def _with_checks(expressed: Expressed, sandbox: Sandbox, python: Path) -> Expressed:
-    checks = checks_of_solution(expressed.spec, expressed.repo, expressed.gold, sandbox=sandbox, python=python)
+    """Give a task checks that are tried here, besides those it came with: its author may say anything of their strength."""
+    brought = expressed.spec.hidden
+    found = checks_of_solution(expressed.spec, expressed.repo, expressed.gold, sandbox=sandbox, python=python)
+    known = {program.steps for program in found.programs}
+    checks = replace(
+        found,
+        programs=(*found.programs, *(program for program in brought.programs if program.steps not in known)),
+        anti_tests=tuple(dict.fromkeys((*found.anti_tests, *brought.anti_tests))),
+    )
     return replace(expressed, spec=replace(expressed.spec, hidden=checks))
 
 

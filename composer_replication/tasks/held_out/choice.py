@@ -41,6 +41,37 @@ class _Trials:
     """One of each body."""
 
 
+def choose_proven(
+    book: HiddenBook,
+    functions: Sequence[Function],
+    failing: Set[str],
+    *,
+    runner: CodeRunner,
+    gold: Tree,
+    task: Tree,
+    seed: str,
+) -> HeldOutChecks:
+    """Choose checks as `choose_checks` does, whose programs all fail on the task's own tree.
+
+    A program that does not is no evidence, and without it some trivial body may be told by none: where one was chosen, all that
+    run the functions are done on that tree, and the choice is made again among those that fail.
+
+    Args:
+        task: the tree without the feature.
+
+    Raises:
+        SandboxError: the sandbox broke.
+    """
+    checks = choose_checks(book, functions, failing, runner=runner, gold=gold, seed=seed)
+    if prove_programs(checks, runner, task) == checks:
+        return checks
+    keys = {function.key for function in functions}
+    running = [program for program in book.programs if program.entered & keys]
+    wrong = wrong_programs(runner, task, [_held_out(program, "") for program in running])[0]
+    book = replace(book, programs=[running[number] for number in wrong])
+    return prove_programs(choose_checks(book, functions, failing, runner=runner, gold=gold, seed=seed), runner, task)
+
+
 def choose_checks(
     book: HiddenBook,
     functions: Sequence[Function],
@@ -71,7 +102,7 @@ def choose_checks(
         return HeldOutChecks(anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness="trivial bodies could not be tried in time")
     found = iter([[numbers[at] for at in wrong] for wrong in answers])
     chosen: list[HeldOutProgram] = []
-    weakness = ""
+    weakness = "" if groups else "its solution changes no function"
     for group in groups:
         wrong = [next(found) for _ in group.trials]
         programs, why = _chosen(group, wrong, book.programs)
@@ -126,15 +157,7 @@ def _chosen(
         passing = next((body for body, found in zip(group.bodies, wrong, strict=True) if not found), None)
     chosen = list(dict.fromkeys(number for found in wrong[:-1] for number in found))
     chosen += [number for number in wrong[-1] if number not in chosen][: max(_PER_FUNCTION - len(chosen), 0)]
-    held = [
-        HeldOutProgram(
-            steps=json.dumps(programs[number].steps),
-            expected=json.dumps(programs[number].expected),
-            uses=group.function.key,
-            seen=programs[number].seen,
-        )
-        for number in chosen
-    ]
+    held = [_held_out(programs[number], group.function.key) for number in chosen]
     if passing is not None:
         return held, f"a trivial body satisfies its held-out programs: `{passing}` in {name}"
     if len(held) < _FEWEST or len({program.expected for program in held}) < _FEWEST_ANSWERS:
@@ -142,19 +165,24 @@ def _chosen(
     return held, ""
 
 
+def _held_out(program: ObservedProgram, uses: str) -> HeldOutProgram:
+    return HeldOutProgram(steps=json.dumps(program.steps), expected=json.dumps(program.expected), uses=uses, seen=program.seen)
+
+
 def prove_programs(checks: HeldOutChecks, runner: CodeRunner, tree: Tree) -> HeldOutChecks:
-    """Keep the checks whose programs fail on a task's own tree. Raises SandboxError."""
+    """Keep the checks whose programs fail on a task's own tree. Those that remain may be too few to be evidence. Raises
+    SandboxError."""
     if not checks.programs:
         return checks
-    wrong, _ = wrong_programs(runner, tree, checks.programs)
-    return replace(checks, programs=tuple(checks.programs[number] for number in wrong))
+    wrong = set(wrong_programs(runner, tree, checks.programs)[0])
+    return without_broken(checks, (number for number in range(len(checks.programs)) if number not in wrong))
 
 
 def without_broken(checks: HeldOutChecks, broken: Iterable[int]) -> HeldOutChecks:
     """Drop the checks numbered as in `GradeReport.hidden_broken`. Those that remain may be too few to be evidence."""
     lost, first = set(broken), len(checks.programs)
     programs = tuple(program for number, program in enumerate(checks.programs) if number not in lost)
-    few = "some held-out programs did not hold for the gold code" if len(programs) < first else ""
+    few = "some held-out programs did not hold" if len(programs) < first else ""
     return replace(
         checks,
         programs=programs,

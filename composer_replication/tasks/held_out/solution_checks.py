@@ -15,7 +15,7 @@ from composer_replication.sandbox.grading.tripwire import profile_of
 from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
 from composer_replication.tasks.files import solved_tree
 from composer_replication.tasks.held_out.book import make_hidden_book
-from composer_replication.tasks.held_out.choice import choose_checks, prove_programs, without_broken
+from composer_replication.tasks.held_out.choice import choose_proven, without_broken
 from composer_replication.tasks.sources.layout import RepositoryLayout, guess_layout
 from composer_replication.types import TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError, SourceError
@@ -47,15 +47,15 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
         runner = CodeRunner(sandbox=sandbox, python=python, python_path=spec.python_path, limits=limits)
         tests = frozenset({*spec.fail_to_pass, *spec.pass_to_pass})
         book = make_hidden_book(runner, solved, layout=layout, passing=tests, seed=0)
-        checks = choose_checks(
+        checks = choose_proven(
             book,
             _changed(repo, gold),
             frozenset(spec.fail_to_pass),
             runner=runner,
             gold=Tree(base=solved),
+            task=Tree(base=repo),
             seed=spec.task_id,
         )
-    checks = prove_programs(checks, runner, Tree(base=repo))
     while True:
         report = grade(replace(spec, hidden=checks), repo, dict(gold), sandbox=sandbox, python=python)
         if isinstance(report.reward, Unscored):

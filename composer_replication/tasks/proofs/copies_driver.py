@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import lzma
 import marshal
 import os
 import re
@@ -22,6 +23,7 @@ import sys
 import types
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -51,6 +53,8 @@ _BROKEN = (
     OSError,
     RuntimeError,
     zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
 )
 _NOT_COMPARED = frozenset({"annotation", "returns", "type_comment", "ctx", "decorator_list", "type_params", "kind"})
 
@@ -65,8 +69,12 @@ class Wanted:
         self.sizes: dict[str, int] = {}
         wanted = set(keys)
         for path, source in sources.items():
-            with_code = dict(_code_objects(compile(source, path, "exec", dont_inherit=True), ""))
-            for qualname, node in _definitions(ast.parse(source), ""):
+            try:
+                with_code = dict(_code_objects(compile(source, path, "exec", dont_inherit=True), ""))
+                definitions = list(_definitions(ast.parse(source), ""))
+            except _BROKEN:  # written for another Python: no function of it is deleted
+                continue
+            for qualname, node in definitions:
                 digest, size, words = fingerprint(node)
                 key = f"{path}::{qualname}"
                 if key in wanted and size >= SMALLEST:

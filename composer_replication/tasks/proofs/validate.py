@@ -17,7 +17,7 @@ from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks.describe import Feature, describe
 from composer_replication.tasks.features.select import Candidate
 from composer_replication.tasks.held_out.book import HiddenBook
-from composer_replication.tasks.held_out.choice import choose_checks, numbers_of, prove_programs
+from composer_replication.tasks.held_out.choice import choose_proven, numbers_of
 from composer_replication.tasks.held_out.impossible import make_impossible
 from composer_replication.tasks.proofs.baseline import Baseline
 from composer_replication.tasks.proofs.leak import LeakScanner
@@ -155,19 +155,18 @@ class Validator:
 
     def _hidden_checks(self, candidate: Candidate, deleted: Mapping[str, bytes], failing: Set[str]) -> HeldOutChecks:
         """Return the project's checks that concern the candidate; the programs fail on its tree."""
-        checks = choose_checks(
+        checks = choose_proven(
             self.hidden,
             candidate.functions,
             failing,
             runner=self.runner,
             gold=Tree(base=self.compiled),
+            task=Tree(base=self.compiled, changes=deleted),
             seed=f"{self.options.seed} {candidate.key}",
         )
         if checks.weakness and not self.options.forgeable:
             raise ForgeableError(checks.weakness)
-        if self.options.mode == "stub" and len(candidate.functions) == 1 and not checks.weakness:
-            return checks  # each of them was seen to fail on this very tree
-        return prove_programs(checks, self.runner, Tree(base=self.compiled, changes=deleted))
+        return checks
 
     def _each_left_out(self, candidate: Candidate) -> dict[str, Tree]:
         """Return for each function the gold tree without it."""

@@ -90,7 +90,7 @@ def _fill(folder: Path, tree: Path, name: str, wanted: list[str], base: Path, sa
 
 def _declared_version(tree: Path) -> str:
     """Return the version in PKG-INFO or `pyproject.toml`; `0` when it is computed at build time."""
-    version = pkg_info(tree).get("Version") or pyproject(tree).get("project", {}).get("version")
+    version = pkg_info(tree).get("Version") or project_table(tree).get("version")
     return version if isinstance(version, str) and re.fullmatch(r"[\w.+!-]+", version) else "0"
 
 
@@ -98,8 +98,14 @@ def pyproject(tree: Path) -> dict[str, Any]:
     """Read `pyproject.toml`; empty when there is none that can be read."""
     try:
         return tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
         return {}
+
+
+def project_table(tree: Path) -> Mapping[str, Any]:
+    """Return the table `[project]` of `pyproject.toml`; empty when there is none."""
+    table = pyproject(tree).get("project")
+    return table if isinstance(table, Mapping) else {}
 
 
 def pkg_info(tree: Path) -> Message:
@@ -112,8 +118,7 @@ def pkg_info(tree: Path) -> Message:
 
 
 def _from_pyproject(tree: Path, own: set[str]) -> Iterator[str]:
-    data = pyproject(tree)
-    project = data.get("project", {})
+    data, project = pyproject(tree), project_table(tree)
     if isinstance(project.get("name"), str):
         own.add(canonicalize_name(project["name"]))
     yield from _strings(project.get("dependencies"))
@@ -145,20 +150,20 @@ def _from_setup(tree: Path) -> Iterator[str]:
         pass
     try:
         module = parse_module((tree / "setup.py").read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(module):
         if isinstance(node, ast.keyword) and node.arg in ("install_requires", "tests_require"):
             try:
                 yield from _strings(ast.literal_eval(node.value))
-            except ValueError:
+            except (ValueError, TypeError, RecursionError, MemoryError):
                 continue
 
 
 def _from_requirement_files(tree: Path) -> Iterator[str]:
     for path in sorted([*tree.glob("*.txt"), *tree.glob("*.in"), *tree.glob("requirements/*")]):
         words = set(re.split("[-_./]", path.relative_to(tree).as_posix().lower()))
-        if words <= _REQUIREMENT_WORDS and words & {"requirements", "requirement"}:
+        if path.is_file() and words <= _REQUIREMENT_WORDS and words & {"requirements", "requirement"}:
             yield from path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 

@@ -11,8 +11,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+from composer_replication.sandbox.interpreter import clean_environment
+from composer_replication.tasks.sources.run_pip import NO_PROGRAM
 from composer_replication.types.errors import SourceError
 
 _PIP = """
@@ -39,9 +42,10 @@ class Sdist(IndexCommand):
         if link.hash and hashlib.new(link.hash_name, content).hexdigest() != link.hash:
             say(error=f"{link.filename} does not have the {link.hash_name} digest that the index gives")
             return 0
-        with open(os.path.join(folder, link.filename), "wb") as file:
+        kept = os.path.basename(link.filename)
+        with open(os.path.join(folder, kept), "wb") as file:
             file.write(content)
-        say(file=link.filename)
+        say(file=kept)
         return 0
 
 def say(**answer):
@@ -63,8 +67,8 @@ def download_sdist(name: str, allowed: str, folder: Path) -> Path:
     Raises:
         SourceError: pip is not there or cannot find or fetch it.
     """
-    command = [sys.executable, "-I", "-c", _PIP, name, allowed, str(folder)]
-    done = _run(command, f"pypi:{name}{allowed}")
+    command = [sys.executable, "-I", "-c", NO_PROGRAM + _PIP, name, allowed, str(folder)]
+    done = _run(command, f"pypi:{name}{allowed}", {**clean_environment("PIP_"), "PIP_NO_INPUT": "1"})
     answer_file = folder / "answer.json"
     answer = json.loads(answer_file.read_text()) if answer_file.exists() else {}
     if "file" in answer:
@@ -133,15 +137,15 @@ def _split_revision(source: str) -> tuple[str, str]:
 def _git(source: str, *arguments: str, folder: Path | None = None) -> str:
     settings = ["-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false", "-c", "protocol.ext.allow=never"]
     where = [] if folder is None else ["-C", str(folder)]
-    done = _run(["git", *where, *settings, *arguments], source)
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
+    done = _run(["git", *where, *settings, *arguments], source, environment)
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or [f"git ended with {done.returncode}"])[-1]
         raise SourceError(f"{source} cannot be fetched: {said}", fix="check the URL, the revision and your access to it")
     return done.stdout
 
 
-def _run(command: list[str], source: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1", "PIP_NO_INPUT": "1"}
+def _run(command: list[str], source: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             command,

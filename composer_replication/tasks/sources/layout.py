@@ -5,9 +5,9 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
+from composer_replication.sandbox.grading.test_files import TEST_FOLDERS, around_tests, below, is_test_file
 from composer_replication.tasks.files import tree_files
 from composer_replication.types.errors import SourceError
 
@@ -19,9 +19,6 @@ _NOT_PACKAGES = _NOT_TESTED | {"test", "tests", "testing", "script", "scripts", 
 _NOT_MODULES = frozenset(
     {"setup", "conftest", "noxfile", "tasks", "fabfile", "versioneer", "dodo", "pavement", "ez_setup", "hatch_build", "manage"}
 )
-_TEST_FILES = ("test_*.py", "*_test.py")
-_ROOT_TEST_FILES = ("test.py", "tests.py")
-_TEST_FOLDERS = frozenset({"test", "tests"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +61,7 @@ def guess_layout(tree: Path, *, packages: Sequence[str] = (), tests: Sequence[st
         raise SourceError("no Python package was found in the project", fix="name it: --package PATH")
     if not tests:
         raise SourceError("the project has no tests (no test_*.py and no *_test.py)", fix="name them: --tests PATH")
-    sources = tuple(path for path in python if _below(path, packages) and not _is_test(path, tests))
+    sources = tuple(path for path in python if below(path, packages) and not _is_test(path, tests))
     if not sources:
         raise SourceError(f"{', '.join(packages)} holds no Python file but tests", fix="name another: --package PATH")
     roots = {package: _root_of(package, python) for package in packages}
@@ -96,34 +93,18 @@ def _find_packages(python: Sequence[str]) -> Iterator[str]:
 
 
 def _find_tests(python: Sequence[str]) -> list[str]:
-    found = set()
-    for path in python:
-        folders = path.split("/")[:-1]
-        if not _is_test_file(path) or _NOT_TESTED.intersection(folders):
-            continue
-        depth = next((n for n, folder in enumerate(folders) if folder in _TEST_FOLDERS), None)
-        found.add(path if depth is None else "/".join(folders[: depth + 1]))
-    return sorted(found)
+    return around_tests(path for path in python if is_test_file(path) and not _NOT_TESTED.intersection(path.split("/")[:-1]))
 
 
 def _is_test(path: str, tests: Iterable[str]) -> bool:
     """Return whether `path` is a test, lies among tests or configures them."""
     *folders, name = path.split("/")
-    return name == "conftest.py" or _is_test_file(path) or bool(_TEST_FOLDERS.intersection(folders)) or _below(path, tests)
+    return name == "conftest.py" or is_test_file(path) or bool(TEST_FOLDERS.intersection(folders)) or below(path, tests)
 
 
 def is_example(path: str, tests: Sequence[str]) -> bool:
     """Return whether `path` is not production code: a test, or among tests, tools, documentation or examples."""
     return _is_test(path, tests) or bool(_NOT_PACKAGES.intersection(path.split("/")[:-1])) or path.endswith((".md", ".rst"))
-
-
-def _is_test_file(path: str) -> bool:
-    name = path.rpartition("/")[2]
-    return path in _ROOT_TEST_FILES or any(fnmatchcase(name, pattern) for pattern in _TEST_FILES)
-
-
-def _below(path: str, roots: Iterable[str]) -> bool:
-    return any(root == "." or path == root or path.startswith(root + "/") for root in roots)
 
 
 def _root_of(package: str, python: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-from composer_replication.tasks.sources.environment import pkg_info, pyproject
+from composer_replication.tasks.sources.environment import pkg_info, project_table
 from composer_replication.types.errors import SourceError
 
 UNKNOWN = "unknown"
@@ -45,7 +45,7 @@ def licence_of(tree: Path) -> str:
     Read are `pyproject.toml`, `PKG-INFO` and its classifiers, then files named LICENSE, LICENCE or COPYING. A declaration that is
     no SPDX expression (`BSD`) gives way to the file.
     """
-    declared = pyproject(tree).get("project", {}).get("license")
+    declared = project_table(tree).get("license")
     info = pkg_info(tree)
     for text in (declared, info.get("License-Expression"), info.get("License")):
         found = _expression(text.get("text") if isinstance(text, dict) else text)

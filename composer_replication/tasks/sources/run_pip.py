@@ -15,7 +15,7 @@ OWN = "install them yourself and name that interpreter with --python PATH"
 _MOST_S = 1800
 _TRACEBACK = "ERROR: Exception:"
 """What pip writes above the traceback of an exception that it does not expect; the last line says what it was."""
-_NO_PROGRAM = """
+NO_PROGRAM = """
 import os, sys, tempfile
 
 starting = {"subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn"}
@@ -82,7 +82,7 @@ sys.exit(main(sys.argv[1:]))
 
 def download(python: Path, wanted: list[str], into: Path, *more: str) -> None:
     """Download wheels of the requirements and of what they require, by the user's settings of pip. Raises SourceError."""
-    _pip(python, _NO_PROGRAM + _RUN, "download", "--no-input", "--only-binary=:all:", "--dest", str(into), *more, *wanted)
+    _pip(python, NO_PROGRAM + _RUN, "download", "--no-input", "--only-binary=:all:", "--dest", str(into), *more, *wanted)
 
 
 def install_wheels(python: Path, wheels: list[Path]) -> None:
@@ -90,7 +90,7 @@ def install_wheels(python: Path, wheels: list[Path]) -> None:
 
     Raises SourceError, also when pip would write anywhere else.
     """
-    program = _NO_PROGRAM + _NO_WRITING_ELSEWHERE + _RUN
+    program = NO_PROGRAM + _NO_WRITING_ELSEWHERE + _RUN
     arguments = ["install", "--isolated", "--no-input", "--no-index", "--no-deps", *map(str, wheels)]
     with scratch_folder() as room:
         _pip(python, program, *arguments, PIP_CONFIG_FILE=os.devnull, TMPDIR=str(room))

@@ -17,10 +17,11 @@ from composer_replication.types.errors import SourceError
 
 _LIMITS = Limits(wall_s=900, cpu_s=900, memory_mb=2048, processes=256, disk_mb=1024, changed_files=10_000, changed_mb=256)
 _BUILD = """
-import importlib, os, shutil, sys, tomllib
+import importlib, os, shutil, sys, tarfile, tomllib
 
 os.mkdir("source"), os.mkdir("built")
-shutil.unpack_archive(sys.argv[1], "source", **({} if sys.argv[1].endswith(".zip") else {"filter": "data"}))
+safe = {"filter": "data"} if hasattr(tarfile, "data_filter") and not sys.argv[1].endswith(".zip") else {}
+shutil.unpack_archive(sys.argv[1], "source", **safe)
 [folder] = os.listdir("source")
 os.chdir(os.path.join("source", folder))
 try:

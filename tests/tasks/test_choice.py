@@ -1,0 +1,126 @@
+"""Checks are chosen so that they are evidence, or say why they are none: there is no third case."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from composer_replication.languages.python.functions import find_functions
+from composer_replication.sandbox import Limits, Tree, open_sandbox
+from composer_replication.sandbox.grading.programs import examine_programs, wrong_programs
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
+from composer_replication.sandbox.grading.test_files import without_tests
+from composer_replication.tasks.held_out.book import HiddenBook, ObservedProgram
+from composer_replication.tasks.held_out.choice import choose_proven, prove_programs
+from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
+
+GOLD = b"def scale(x):\n    return x * 3 - 1\n"
+
+
+@pytest.fixture
+def runner() -> CodeRunner:
+    return CodeRunner(sandbox=open_sandbox(), python=Path(sys.executable), limits=Limits(wall_s=60, cpu_s=60))
+
+
+def book(runner: CodeRunner, tree: Path) -> HiddenBook:
+    """Programs that call the function with 0 to 19."""
+    steps = [[(0, {"do": "call", "of": ["named", "m:scale"], "args": [number]})] for number in range(20)]
+    programs = [
+        ObservedProgram(steps=program, expected=found["answers"], entered=frozenset({"m.py::scale"}), cpu_s=0.01, seen=False)
+        for program, found in zip(steps, examine_programs(runner, Tree(base=tree), steps), strict=True)
+        if found is not None
+    ]
+    return HiddenBook(programs=programs, anti_tests=(), notes=())
+
+
+def chosen(runner: CodeRunner, tree: Path, task: str, *, functions: bool = True) -> HeldOutChecks:
+    (tree / "m.py").write_bytes(GOLD)
+    return choose_proven(
+        book(runner, tree),
+        find_functions("m.py", GOLD)[0] if functions else [],
+        frozenset(),
+        runner=runner,
+        gold=Tree(base=tree),
+        task=Tree(base=tree, changes={"m.py": task.encode()}),
+        seed="0",
+    )
+
+
+def test_checks_without_a_program_are_no_evidence() -> None:
+    assert HeldOutChecks().weakness == "it has no held-out programs"
+    assert HeldOutChecks(weakness="why").weakness == "why"
+
+
+@pytest.mark.slow
+def test_programs_that_the_task_s_own_tree_satisfies_are_not_chosen(tmp_path: Path, runner: CodeRunner) -> None:
+    """What is left was chosen without them, and tells every body."""
+    half = "def scale(x):\n    if x % 2:\n        raise ValueError\n    return x * 3 - 1\n"
+    checks = chosen(runner, tmp_path, half)
+    assert checks.weakness == ""
+    assert len(checks.programs) == 8
+    assert len(wrong_programs(runner, Tree(base=tmp_path, changes={"m.py": half.encode()}), checks.programs)[0]) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "functions", "weakness"),
+    [
+        (GOLD.decode(), True, "no held-out program runs it: scale"),
+        ("def scale(x):\n    if x > 17:\n        raise ValueError\n    return x * 3 - 1\n", True, "held-out programs"),
+        ("def scale(x):\n    raise ValueError\n", False, "its solution changes no function"),
+    ],
+    ids=["all satisfied", "most satisfied", "no function"],
+)
+def test_too_few_are_a_weakness(tmp_path: Path, runner: CodeRunner, task: str, functions: bool, weakness: str) -> None:
+    assert weakness in chosen(runner, tmp_path, task, functions=functions).weakness
+
+
+@pytest.mark.slow
+def test_a_joined_task_that_loses_programs_is_weak(tmp_path: Path, runner: CodeRunner) -> None:
+    checks = chosen(runner, tmp_path, "def scale(x):\n    raise ValueError\n")
+    assert checks.weakness == ""
+    at_five = f"def scale(x):\n    if x * 3 - 1 == {_answer(checks)}:\n        return x * 3 - 1\n    raise ValueError\n"
+    left = prove_programs(checks, runner, Tree(base=tmp_path, changes={"m.py": at_five.encode()}))
+    assert len(left.programs) == len(checks.programs) - 1
+    assert left.weakness == "some held-out programs did not hold"
+
+
+def _answer(checks: HeldOutChecks) -> str:
+    return checks.programs[0].expected.removeprefix('[["returns", ').removesuffix("]]")
+
+
+PROJECT: Mapping[str, str] = {
+    "m.py": "",
+    "conftest.py": "",
+    "test_top.py": "",
+    "src/pkg/test_inside.py": "",
+    "src/pkg/code.py": "",
+    "tests/data/answers.json": "",
+    "tests/unit/test_unit.py": "",
+    "testing/test/__init__.py": "",
+}
+
+
+@pytest.mark.slow
+def test_programs_run_where_no_test_can_be_read(tmp_path: Path, runner: CodeRunner) -> None:
+    """A folder that is only called `test`, and holds none, stays."""
+    for path, text in PROJECT.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    tree = Tree(base=tmp_path, changes={"m.py": b"import os\ndef there(path):\n    return os.path.exists(path)\n"})
+    hidden = {path for path, content in without_tests(tree).changes.items() if content is None}
+    expected = {"conftest.py", "test_top.py", "src/pkg/test_inside.py", "tests/data/answers.json", "tests/unit/test_unit.py"}
+    assert hidden == expected
+    programs = [
+        HeldOutProgram(
+            steps=f'[[0, {{"do": "call", "of": ["named", "m:there"], "args": ["{path}"]}}]]',
+            expected=f'[["returns", {str(path not in expected).lower()}]]',
+            uses="m.py::there",
+            seen=False,
+        )
+        for path in PROJECT
+    ]
+    assert wrong_programs(runner, tree, programs)[0] == []
