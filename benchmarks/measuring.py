@@ -21,7 +21,7 @@ class Samples:
     cpu_s: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
-        """Median and 95th percentile of the wall time, median CPU time, all in milliseconds."""
+        """Median and 95th percentile of the wall time, mean CPU time, all in milliseconds."""
         ordered = sorted(self.wall_s)
         return {
             "wall_ms_p50": round(1e3 * statistics.median(ordered), 2),

@@ -110,7 +110,10 @@ def build(
 
 def _build_and_show(source: str, out: Path, options: BuildOptions) -> None:
     if options.install:
-        what = "pip runs on this machine and asks the index of its settings; no code of a dependency but pytest and its parts runs outside the sandbox"
+        what = (
+            "pip runs on this machine and asks the index of its settings; no code of a dependency but pytest and its parts runs "
+            "outside the sandbox"
+        )
         echo(f"not confined: {what}", err=True)
     with _Display() as display:
         report = build_tasks(source, out, options, progress=display.show)
