@@ -53,7 +53,7 @@ PACKAGES = (
 """With tests in their source archives, and dependencies that the index has. Two of them are no fresh ones: what stays weak in
 isodate and pathspec was looked at while the checks were made."""
 _MEASURED = ("composer_replication/sandbox", "composer_replication/tasks", "composer_replication/languages", "tests/attack")
-"""Whose figures these are: those of other code are measured again."""
+"""Folders whose code the figures describe: a record of other code is measured again."""
 AIM_SHARE, AIM_CPU = 0.8, 2.0
 _TRIES = 3
 _WITH_VARIANTS = 3

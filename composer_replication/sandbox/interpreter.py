@@ -76,8 +76,8 @@ def installation_of(python: Path) -> Installation:
 def ask(python: str, question: str, *arguments: str) -> Any:
     """Run a program in an interpreter on this machine, and return the JSON it prints last.
 
-    What runs of the interpreter's packages is what runs at its every start: `.pth` files, `sitecustomize`. `question` finds the
-    arguments in `everything`, and imports from the standard library only.
+    Of the interpreter's packages only what it runs at every start is run: `.pth` files and `sitecustomize`. `question` imports
+    from the standard library only; the module search path with the packages is in `everything`.
 
     Raises:
         TaskError: the interpreter does not work.

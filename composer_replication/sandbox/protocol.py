@@ -21,7 +21,8 @@ class Tree:
     base: Path
     """A folder of the host, never written to."""
     changes: Mapping[str, bytes | None] = field(default_factory=dict)
-    """POSIX paths relative to the root -> new content, or None for a deleted file."""
+    """POSIX paths relative to the root -> new content, or None for a deleted file or folder, below which no other is
+    named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

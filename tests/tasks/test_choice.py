@@ -111,9 +111,13 @@ def test_programs_run_where_no_test_can_be_read(tmp_path: Path, runner: CodeRunn
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     tree = Tree(base=tmp_path, changes={"m.py": b"import os\ndef there(path):\n    return os.path.exists(path)\n"})
-    hidden = {path for path, content in without_tests(tree).changes.items() if content is None}
-    expected = {"conftest.py", "test_top.py", "src/pkg/test_inside.py", "tests/data/answers.json", "tests/unit/test_unit.py"}
-    assert hidden == expected
+    tree.changes["tests/unit/planted.py"] = b""
+    left = without_tests(tree).changes
+    assert left == {
+        "m.py": tree.changes["m.py"],
+        **dict.fromkeys(("conftest.py", "test_top.py", "src/pkg/test_inside.py", "tests")),
+    }
+    expected = {path for path in PROJECT if path.startswith("tests/")} | left.keys() - {"m.py"}
     programs = [
         HeldOutProgram(
             steps=f'[[0, {{"do": "call", "of": ["named", "m:there"], "args": ["{path}"]}}]]',

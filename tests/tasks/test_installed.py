@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
@@ -197,19 +196,6 @@ def test_folders_without_end_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"alpha-9.0-py3-none-any.whl has folders below 'a/a/.* that are 101 deep"):
         check_wheel(write_wheel(tmp_path, "alpha", {"a/" * 101 + "x": ""}))
     check_wheel(write_wheel(tmp_path, "alpha", {"a/" * 20 + "x": ""}))
-
-
-@pytest.mark.slow
-def test_the_name_of_a_script_is_no_path(tmp_path: Path, wheels: Path, project: Path) -> None:
-    """Of releases of pip some cut it, some refuse it, and some would write there."""
-    kept = tmp_path / "kept"
-    kept.write_text("precious")
-    scripts = f"[console_scripts]\n{kept} = alpha:main\n../../../new = alpha:main\n"
-    write_wheel(wheels, "alpha", {"alpha-9.0.dist-info/entry_points.txt": scripts})
-    with contextlib.suppress(SourceError):
-        make(tmp_path / "env", project)
-    assert kept.read_text() == "precious"
-    assert not list(tmp_path.glob("new*"))
 
 
 @pytest.mark.slow

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+import stat
+from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 
+from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.protocol import Tree
+from composer_replication.types.errors import SandboxError
 
 TEST_FOLDERS = frozenset({"test", "tests"})
 _TEST_FILES = ("test_*.py", "*_test.py")
@@ -37,22 +41,28 @@ def below(path: str, roots: Iterable[str]) -> bool:
 
 
 def without_tests(tree: Tree) -> Tree:
-    """Return the tree without its tests, all that lies in a folder with them, and every `conftest.py`."""
-    files = list(_files(tree.base))
+    """Return the tree without its tests, all that lies in a folder with them, and every `conftest.py`.
+
+    Raises SandboxError when the base cannot be listed.
+    """
+    try:
+        made = os.stat(tree.base)
+        hidden = _hidden(tree.base, made.st_ino, made.st_mtime_ns)
+    except OSError as error:
+        raise SandboxError(f"{tree.base} cannot be listed: {error}", fix="make it readable") from error
+    kept = {path: content for path, content in tree.changes.items() if not below(path, hidden)}
+    return replace(tree, changes={**kept, **dict.fromkeys(hidden)})
+
+
+@lru_cache(maxsize=256)
+def _hidden(base: Path, _number: int, _written_ns: int) -> tuple[str, ...]:
+    """Return the files and folders to leave out. A base is never written to, and one that takes another's place is another
+    folder, so the list serves every submission of a task."""
+    with OpenFolder(base) as folder:
+        listing = folder.listing(skip=frozenset({".git"}))
+    for error in listing.unreadable.values():
+        raise error
+    files = [path for path, entry in listing.entries.items() if not stat.S_ISDIR(entry.info.st_mode)]
     roots = around_tests(path for path in files if is_test_file(path))
-    hidden = [path for path in files if path.rpartition("/")[2] == "conftest.py" or below(path, roots)]
-    return replace(tree, changes={**tree.changes, **dict.fromkeys(hidden)})
-
-
-def _files(base: Path) -> Iterator[str]:
-    """Yield the POSIX paths below `base` of everything that is not a folder; no link is followed, and `.git` is left out."""
-    pending = [""]
-    while pending:
-        folder = pending.pop()
-        with os.scandir(base / folder) as entries:
-            for entry in entries:
-                path = f"{folder}/{entry.name}" if folder else entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    pending += [path] if entry.name != ".git" else []
-                else:
-                    yield path
+    loose = (path for path in files if path.rpartition("/")[2] == "conftest.py" and not below(path, roots))
+    return (*roots, *loose)

@@ -63,8 +63,9 @@ def choose_proven(
         SandboxError: the sandbox broke.
     """
     checks = choose_checks(book, functions, failing, runner=runner, gold=gold, seed=seed)
-    if prove_programs(checks, runner, task) == checks:
-        return checks
+    proven = prove_programs(checks, runner, task)
+    if checks.weakness or proven == checks:  # a choice among fewer programs is no stronger
+        return proven
     keys = {function.key for function in functions}
     running = [program for program in book.programs if program.entered & keys]
     wrong = wrong_programs(runner, task, [_held_out(program, "") for program in running])[0]

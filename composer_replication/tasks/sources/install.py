@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,7 +17,6 @@ from composer_replication.tasks.sources.wheels import build_wheel
 from composer_replication.types.errors import SourceError
 
 _NO_WHEEL = re.compile(r"No matching distribution found for (.+?)(?: \(from .*)?$", re.MULTILINE)
-_PACKAGES = "lib/python3*/site-packages"
 
 
 def make_empty(folder: Path, base: Path) -> None:
@@ -54,16 +52,15 @@ def install(folder: Path, wanted: Sequence[str], *, base: Path, sandbox: Sandbox
 
 def remove(folder: Path, *names: str) -> None:
     """Remove packages that `venv` installs: pip and setuptools vendor projects that others want tasks of, such as rich."""
+    packages = packages_of(folder)
     for name in names:
-        packages = (folder.glob(f"{_PACKAGES}/{pattern}") for pattern in (name, f"{name}-*.dist-info"))
-        for path in set(itertools.chain.from_iterable(packages)):
+        for path in (packages / name, *packages.glob(f"{name}-*.dist-info")):
             shutil.rmtree(path, ignore_errors=True)
         for path in (*folder.glob(f"bin/{name}"), *folder.glob(f"bin/{name}[0-9]*")):
             if not path.is_dir():
                 path.unlink()
     if "setuptools" in names:
-        for path in folder.glob(f"{_PACKAGES}/distutils-precedence.pth"):
-            path.unlink(missing_ok=True)
+        (packages / "distutils-precedence.pth").unlink(missing_ok=True)
 
 
 def _download_or_build(

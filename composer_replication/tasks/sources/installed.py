@@ -1,4 +1,4 @@
-"""What an installation of strangers' wheels has left in a virtual environment: only what no interpreter runs on this machine.
+"""Checks of a virtual environment in which strangers' wheels were installed: no interpreter runs any of it on this machine.
 
 A wheel is data until an interpreter imports something from it. What an interpreter imports outside a sandbox are pytest and its
 parts (`sandbox/backends/preload.py`), and whatever an environment tells it to run when it starts. It is the result that is looked
@@ -8,16 +8,17 @@ at, and not what wheels say: a path may be written in many ways.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
+import stat
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from composer_replication.sandbox.backends.preload import PRELOADED
+from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.tasks.sources.run_pip import OWN, call
 from composer_replication.types.errors import SourceError
 
@@ -47,7 +48,8 @@ def check_wheel(wheel: Path) -> None:
 
 def contents(folder: Path, packages: Path) -> dict[str, str]:
     """Return what an environment holds besides its packages, by path: digests of files, and targets of links."""
-    return {path.relative_to(folder).as_posix(): _content(path) for path in _files(folder) if packages not in path.parents}
+    left_out = packages.relative_to(folder).as_posix()
+    return _listed(folder, lambda path: path == left_out)
 
 
 def packages_of(folder: Path) -> Path:
@@ -94,19 +96,28 @@ def _is_data(path: PurePosixPath) -> bool:
 def _check_parts(packages: Path, wheels: Sequence[Path], base: Path) -> None:
     """Refuse a file of a module of `PRELOADED` that no wheel of a distribution that may bring it has, and compile them anew."""
     shutil.rmtree(packages / "__pycache__", ignore_errors=True)  # of modules that are one file
-    parts = []
-    for module, owners in PRELOADED.items():
-        known = _digests([wheel for wheel in wheels if parse_wheel_filename(wheel.name)[0] in owners])
-        for part in (packages / module, *(path for path in packages.glob(f"{module}.*") if path.name.endswith(_MODULE))):
-            for path in list(_files(part)):
-                name = path.relative_to(packages).as_posix()
-                if path.parent.name == "__pycache__":
-                    path.unlink()
-                elif known.get(name) != _content(path):
-                    raise SourceError(f"a dependency brings {name!a}, which is a part of {owners[0]}", fix=OWN)
-            parts += [str(part)] if part.is_dir() or part.suffix == ".py" else []
+    known = {
+        module: _digests([wheel for wheel in wheels if parse_wheel_filename(wheel.name)[0] in owners])
+        for module, owners in PRELOADED.items()
+    }
+    found = _listed(packages, lambda path: _preloaded(path) is None)
+    for path, content in found.items():
+        module = _preloaded(path) or ""
+        if PurePosixPath(path).parent.name == "__pycache__":
+            (packages / path).unlink()
+        elif known[module].get(path) != content:
+            raise SourceError(f"a dependency brings {path!a}, which is a part of {PRELOADED[module][0]}", fix=OWN)
+    parts = sorted({path.partition("/")[0] for path in found})
     if parts:  # without any, compileall takes the standard library
-        call([str(base), "-I", "-S", "-m", "compileall", "-q", *parts], "pytest cannot be compiled")
+        places = [str(packages / part) for part in parts]
+        call([str(base), "-I", "-S", "-m", "compileall", "-q", *places], "pytest cannot be compiled")
+
+
+def _preloaded(path: str) -> str | None:
+    """Return the module of `PRELOADED` that a path among the packages belongs to, where it can be imported."""
+    top = path.partition("/")[0]
+    module, dot, _ = top.partition(".")
+    return module if module in PRELOADED and (not dot or top.endswith(_MODULE)) else None
 
 
 def _digests(wheels: Sequence[Path]) -> dict[str, str]:
@@ -138,14 +149,13 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _files(top: Path) -> Iterator[Path]:
-    """Yield the files and links at or below `top`; a link is not followed."""
-    if top.is_symlink() or not top.is_dir():
-        yield from [top] if top.is_symlink() or top.exists() else []
-        return
-    for folder, below, names in os.walk(top):
-        yield from (Path(folder, name) for name in names)
-        yield from (Path(folder, name) for name in below if os.path.islink(os.path.join(folder, name)))
+def _listed(top: Path, leave_out: Callable[[str], bool]) -> dict[str, str]:
+    """Return the files and links below `top` by path, with `_content`. Raises OSError."""
+    with OpenFolder(top) as folder:
+        listing = folder.listing(leave_out=leave_out)
+    for error in listing.unreadable.values():
+        raise error
+    return {path: _content(top / path) for path, entry in listing.entries.items() if not stat.S_ISDIR(entry.info.st_mode)}
 
 
 def _content(path: Path) -> str:

@@ -16,7 +16,7 @@ _MOST_S = 1800
 _TRACEBACK = "ERROR: Exception:"
 """What pip writes above the traceback of an exception that it does not expect; the last line says what it was."""
 NO_PROGRAM = """
-import os, sys, tempfile
+import sys
 
 starting = {"subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn"}
 
@@ -29,6 +29,8 @@ sys.addaudithook(refuse)
 """Builds are programs that pip starts, and `--only-binary` does not keep it from building what a requirement's address names. An
 audit hook cannot be removed (PEP 578, https://peps.python.org/pep-0578/)."""
 _NO_WRITING_ELSEWHERE = """
+import os, tempfile
+
 places = tuple(os.path.join(os.path.realpath(place), "") for place in (sys.prefix, tempfile.gettempdir()))
 changing = {
     **dict.fromkeys(("os.rename", "os.link"), ((0, 2), (1, 3))),
