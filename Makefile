@@ -142,10 +142,10 @@ bench-prm: env ## Train a process reward model on planted faults, measure it on 
 	@$(BIN)/python scripts/figures.py
 
 bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with an overlay, and graded rollouts per second
-	@$(BIN)/python benchmarks/sandbox.py
+	@$(BIN)/python benchmarks/sandbox.py --write docs/figures/sandbox.json
 
 bench-sandbox-filter: env ## Measure what the filter of system calls and the keyring add to the start of a box, with and without in turn
-	@$(BIN)/python benchmarks/sandbox_filter.py
+	@$(BIN)/python benchmarks/sandbox_filter.py --write docs/figures/sandbox_filter.json
 
 bench-agreement: env ## Measure how often the same action is seen to be the same, and what that does to teachers' votes
 	@$(BIN)/python benchmarks/agreement.py

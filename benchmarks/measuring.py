@@ -96,6 +96,9 @@ def ratio(samples: Mapping[str, Samples], one: str, other: str) -> dict[str, flo
     return {"wall": round(wall, 3), "cpu": round(sum(samples[one].cpu_s) / max(sum(samples[other].cpu_s), 0.01), 3)}
 
 
-def emit(name: str, figures: Mapping[str, Any]) -> None:
-    """Print the benchmark's last line."""
-    print(json.dumps({"bench": name, **figures, "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 2)}), flush=True)
+def emit(name: str, figures: Mapping[str, Any], write: Path | None = None) -> None:
+    """Print the benchmark's last line, and write the same to the file `write`."""
+    result = {"bench": name, **figures, "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 2)}
+    if write is not None:
+        write.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", "utf-8")
+    print(json.dumps(result), flush=True)

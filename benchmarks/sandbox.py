@@ -6,6 +6,7 @@ makes the overlay on a tmpfs and `bwrap` the rest. All contestants take turns in
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import shutil
@@ -144,6 +145,9 @@ def graded_per_s(sandboxes: dict[str, Sandbox], folder: Path) -> dict[str, float
 
 def main() -> None:
     """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path, help="keep the figures in this file")
+    write = parser.parse_args().write
     boxes: dict[str, Sandbox] = {kind: open_sandbox(kind) for kind in available()}
     cold: dict[str, Sandbox] = {"cold": ColdBubblewrap()} if shutil.which("bwrap") and "namespaces" in boxes else {}
     if not cold:
@@ -168,7 +172,7 @@ def main() -> None:
     over_cold = {kind: ratio(samples, kind, "cold") for kind in boxes} if cold else {}
     passed = bool(over_cold) and over_cold["namespaces"]["wall"] <= MOST_OF_COLD
     measured = {"start": starts, "over_cold": over_cold, "graded_per_s": graded, "starts": STARTS}
-    emit("sandbox", {**measured, "most_of_cold": MOST_OF_COLD, "passed": passed})
+    emit("sandbox", {**measured, "most_of_cold": MOST_OF_COLD, "passed": passed}, write)
     raise SystemExit(0 if passed else 1)
 
 

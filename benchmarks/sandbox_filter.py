@@ -7,6 +7,7 @@ and got no command.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import resource
@@ -78,7 +79,9 @@ def measured(kind: str) -> dict[str, Any]:
     """Run both contestants of a kind in turn."""
     modes = ("sealed", "bare")
     running = {
-        mode: subprocess.Popen([sys.executable, __file__, kind, mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        mode: subprocess.Popen(
+            [sys.executable, __file__, "--contestant", kind, mode], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         for mode in modes
     }
 
@@ -120,16 +123,22 @@ def measured(kind: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(write: Path | None) -> None:
     """Measure and print."""
     found = {}
     for kind in available():
         found[kind] = measured(kind)
         print(f"{kind:12s} {found[kind]}", flush=True)
     passed = all(figures["cpu_ms_more"] <= MOST_CPU_MS for figures in found.values())
-    emit("sandbox_filter", {"kinds": found, "starts": BLOCKS * STARTS, "most_cpu_ms": MOST_CPU_MS, "passed": passed})
+    emit("sandbox_filter", {"kinds": found, "starts": BLOCKS * STARTS, "most_cpu_ms": MOST_CPU_MS, "passed": passed}, write)
     raise SystemExit(0 if passed else 1)
 
 
 if __name__ == "__main__":
-    contestant(*sys.argv[1:]) if sys.argv[1:] else main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path, help="keep the figures in this file")
+    parser.add_argument(
+        "--contestant", nargs=2, metavar=("KIND", "MODE"), help="start boxes for another process of this benchmark"
+    )
+    arguments = parser.parse_args()
+    contestant(*arguments.contestant) if arguments.contestant else main(arguments.write)

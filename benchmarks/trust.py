@@ -2,10 +2,10 @@
 honest work get on them.
 
 Each package is built twice with the same options: with this code, and with that of `--before COMMIT`, whose CPU-seconds a task
-are the yardstick. Then, by the real grader: the universal forger (`tests/attack/forger.py`) with 12 bodies of one line and once
-with answers from the steps, on every task that is not forgeable; the gold code of each; and honest variants of the gold code of
-the first tasks. CPU time is that of everything (`tasks.clock`). Figures are kept in `--write`, and a package that is there
-already is not measured again. The last line is JSON.
+are the yardstick. Then, by the real grader: the universal forger (`tests/attack/forger.py`) with 12 bodies of one line that no
+build tries and once with answers from the steps, on every task that is not forgeable; the gold code of each; and honest variants
+of the gold code of the first tasks. CPU time is that of everything (`tasks.clock`). Figures are kept in `--write`, and a package
+that is there already is not measured again. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +80,14 @@ def graded(task: Task, workspace: Mapping[str, bytes], python: Path) -> GradeRep
 
 def attacked(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
     """Try the forger on every task, and count what got past all visible tests and anti-tests."""
-    rewarded, tried, past_tests = [], 0, 0
-    for task in tasks:
-        for name, workspace in forged(task):
-            report = graded(task, workspace, python)
-            tried += 1
-            past_tests += all("held-out program" in reason for reason in report.reasons)
-            rewarded += [f"{task.spec.task_id}: {name}"] if report.reward == 1.0 else []
-    return {"forgeries": tried, "past_tests": past_tests, "rewarded": rewarded}
+    attempts = [(task, name, workspace) for task in tasks for name, workspace in forged(task)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        reports = list(threads.map(lambda attempt: graded(attempt[0], attempt[2], python), attempts))
+    past_tests = sum(all("held-out program" in reason for reason in report.reasons) for report in reports)
+    rewarded = [
+        f"{task.spec.task_id}: {name}" for (task, name, _), report in zip(attempts, reports, strict=True) if report.reward == 1.0
+    ]
+    return {"forgeries": len(attempts), "past_tests": past_tests, "rewarded": rewarded}
 
 
 def honest(tasks: Sequence[Task], python: Path) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from composer_replication.cli.support.options import SandboxOption
+from composer_replication.cli.support.options import SandboxOption, wide_console
+from composer_replication.cli.support.task_table import task_table
 from composer_replication.observe.console import echo
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.build import build_python
@@ -52,6 +53,8 @@ def import_tasks(
     tasks, refused = import_harbor(folder, out, sandbox=open_sandbox(sandbox), python=interpreter)
     for refusal in refused:
         echo(f"not imported: {refusal.what}: {refusal.reason}")
+    if tasks:
+        wide_console().print(task_table(tasks))
     echo(f"{len(tasks)} of {len(tasks) + len(refused)} Harbor tasks imported into {out}")
     if not tasks:
         raise TaskError(f"none of {len(refused)} Harbor tasks can be expressed as ours", fix="see the reasons above")

@@ -16,7 +16,8 @@ from rich.progress import TimeRemainingColumn as EtaColumn
 from rich.syntax import Syntax
 from rich.table import Table
 
-from composer_replication.cli.support.options import SandboxOption, marked, wide_console
+from composer_replication.cli.support.options import SandboxOption, wide_console
+from composer_replication.cli.support.task_table import task_table
 from composer_replication.languages.python.functions import Skipped
 from composer_replication.observe.console import Console, echo
 from composer_replication.tasks.build import build_tasks
@@ -149,7 +150,7 @@ def revert(
         tasks, dropped = build_instances(rows, out, only=instance, checkout=checkout, options=options, progress=display.show)
     console = wide_console()
     if tasks:
-        console.print(_table(tasks))
+        console.print(task_table(tasks))
     _print_reasons(console, Counter(entry.reason for entry in dropped).most_common())
     console.print(f"{len(tasks)} tasks from {len(tasks) + len(dropped)} instances\n{escape(str(out))}", soft_wrap=True)
     if not tasks:
@@ -203,7 +204,7 @@ async def _rewrite(tasks: list[Task], writer: Teacher, ledger: Path, max_usd: fl
 @app.command("list")
 def list_tasks(folder: Annotated[Path, typer.Argument(help="Folder of tasks.")]) -> None:
     """List the tasks of a folder; every file is checked against its manifest."""
-    wide_console().print(_table(load_tasks(folder)))
+    wide_console().print(task_table(load_tasks(folder)))
 
 
 @app.command()
@@ -281,27 +282,10 @@ class _Display(Progress):
         self.update(self._bar, description=label, completed=done, total=total or None)
 
 
-def _table(tasks: list[Task]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("task", no_wrap=True)
-    table.add_column("deleted", overflow="fold")
-    for name in ("lines", "fail-to-pass", "pass-to-pass", "held-out"):
-        table.add_column(name, justify="right")
-    table.add_column("strength", overflow="fold")
-    for task in tasks:
-        spec = task.spec
-        names = ", ".join(d.qualname for d in spec.deleted)
-        lines = sum(d.lines for d in spec.deleted)
-        numbers = (lines, len(spec.fail_to_pass), len(spec.pass_to_pass), len(spec.hidden.programs))
-        strength = f"forgeable: {spec.hidden.weakness}" if spec.forgeable else "strong"
-        table.add_row(escape(marked(spec.task_id, spec.impossible)), escape(names), *map(str, numbers), escape(strength))
-    return table
-
-
 def _show_report(report: BuildReport, out: Path) -> None:
     console = wide_console()
     if report.tasks:
-        console.print(_table([load_task(out / task_id) for task_id in report.tasks]))
+        console.print(task_table([load_task(out / task_id) for task_id in report.tasks]))
     _print_reasons(console, report.reasons())
     _print_credentials(console, report.credentials)
     _print_failing(console, report.failing)
@@ -354,8 +338,9 @@ def _summary(report: BuildReport, out: Path) -> str:
     tests += f", {report.tests_failing} fail" if report.tests_failing else ""
     tests += f", {report.tests_flaky} are flaky" if report.tests_flaky else ""
     forgeable = f"{report.forgeable} of {len(report.tasks)} tasks are forgeable: runs leave them out by default\n"
+    impossible = f"{report.impossible} of {len(report.tasks)} tasks are impossible: no program is rewarded for them\n"
     return (
         f"{len(report.tasks)} tasks from {tried} of {report.candidates} candidates{left} in {report.seconds:g} s; {tests}\n"
-        f"{forgeable if report.forgeable else ''}"
+        f"{forgeable if report.forgeable else ''}{impossible if report.options.get('impossible') else ''}"
         f"licence {escape(report.licence)}; {escape(report.isolation)}\n{escape(str(out))}"
     )

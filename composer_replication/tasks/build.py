@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from composer_replication.sandbox import Limits, Sandbox, SandboxKind, open_sand
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.opening import remote_python
 from composer_replication.tasks.features.decide import VERDICTS, Decider
-from composer_replication.tasks.features.select import choose_candidates
+from composer_replication.tasks.features.select import Candidate, choose_candidates
 from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
 from composer_replication.tasks.held_out.book import HIDDEN_BOOK, HiddenBook, make_hidden_book
 from composer_replication.tasks.proofs.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
@@ -71,95 +71,131 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     state = out / STATE
     _check_out(source, out)
     tell(BuildEvent("fetching"))
-    fetched = _pristine(source, state, options, out)
-    benchmarks = Benchmarks(options.benchmarks)
-    benchmarks.check(fetched)
-    check_licence(licence_of(fetched.tree), options.licences, fetched.label)
-    layout = guess_layout(fetched.tree, packages=options.packages, tests=options.tests)
-    credentials = find_credentials(fetched.tree, options.allow_credentials)
-    refuse_credentials(credentials, layout.tests, fetched.label)
-    sandbox = open_sandbox(options.sandbox)
-    python = _interpreter(fetched, out, options, sandbox, tell)
-    runner = CodeRunner(sandbox=sandbox, python=python, python_path=layout.python_path, limits=_limits(options.timeout_s))
+    project = _accepted(_pristine(source, state, options, out), options)
+    runner = _runner(project, out, options, tell)
     tell(BuildEvent("testing"))
-    _refuse_copies(fetched, layout, runner, options)
-    baseline = _kept(
-        state / _BASELINE,
-        lambda: measure_baseline(runner, fetched.tree, layout=layout, installed=options.install),
-        baseline_from_json,
-        baseline_to_json,
-    )
-    functions, skipped = _functions(fetched.tree, layout, options)
-    candidates, uncovered = choose_candidates(functions, baseline.coverage, baseline.passing, options=options)
-    hidden = _kept(
-        state / _CHECKS,
-        lambda: make_hidden_book(runner, fetched.tree, layout=layout, passing=baseline.passing, seed=options.seed),
-        HIDDEN_BOOK.validate_python,
-        partial(HIDDEN_BOOK.dump_python, mode="json"),
-    )
+    measured = _measured(project, runner, state, options)
     tell(BuildEvent("searching"))
-    validator = _validator(fetched, layout, baseline, hidden, benchmarks, credentials, runner, state, options, functions)
-    deadline = None if options.budget_s is None else start + options.budget_s
-    run = Decider(out, state, validator=validator, candidates=candidates, options=options, tell=tell, deadline=deadline)
+    run = Decider(
+        out,
+        state,
+        validator=_validator(project, measured, runner, state, options),
+        candidates=measured.candidates,
+        options=options,
+        tell=tell,
+        deadline=None if options.budget_s is None else start + options.budget_s,
+    )
     stopped = run.decide_all()
     report = BuildReport(
-        source=fetched.label,
-        source_digest=fetched.digest,
-        licence=validator.licence,
-        python=str(python),
-        isolation=sandbox.isolation.summary(),
+        source=project.fetched.label,
+        source_digest=project.fetched.digest,
+        licence=project.licence,
+        python=str(runner.python),
+        isolation=runner.sandbox.isolation.summary(),
         tasks=tuple(run.tasks),
         dropped=tuple(run.dropped),
-        skipped=(*skipped, *uncovered),
-        candidates=len(candidates),
-        tests_passing=len(baseline.passing),
-        tests_failing=len(baseline.failing),
-        tests_flaky=len(baseline.flaky),
-        failing=baseline.failing,
+        skipped=measured.skipped,
+        candidates=len(measured.candidates),
+        tests_passing=len(measured.baseline.passing),
+        tests_failing=len(measured.baseline.failing),
+        tests_flaky=len(measured.baseline.flaky),
+        failing=measured.baseline.failing,
         stopped=stopped,
         forgeable=run.forgeable,
+        impossible=run.impossible,
         seconds=round(time.monotonic() - start, 1),
-        credentials=credentials,
+        credentials=project.credentials,
         options=json.loads(json.dumps(asdict(options), default=str)),
     )
     write_whole(out / _REPORT, json.dumps(asdict(report), indent=1).encode() + b"\n")
     return report
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Project:
+    """A source that may be built from."""
+
+    fetched: PristineTree
+    layout: RepositoryLayout
+    licence: str
+    benchmarks: Benchmarks
+    credentials: tuple[Credential, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """What runs of a project's tests say about its functions."""
+
+    baseline: Baseline
+    hidden: HiddenBook
+    functions: list[Function]
+    candidates: list[Candidate]
+    skipped: tuple[Skipped, ...]
+
+
+def _accepted(fetched: PristineTree, options: BuildOptions) -> _Project:
+    """Look at a source's files alone. Raises SourceError for one that is not to be built from."""
+    benchmarks = Benchmarks(options.benchmarks)
+    benchmarks.check(fetched)
+    licence = licence_of(fetched.tree)
+    check_licence(licence, options.licences, fetched.label)
+    layout = guess_layout(fetched.tree, packages=options.packages, tests=options.tests)
+    credentials = find_credentials(fetched.tree, options.allow_credentials)
+    refuse_credentials(credentials, layout.tests, fetched.label)
+    return _Project(fetched=fetched, layout=layout, licence=licence, benchmarks=benchmarks, credentials=credentials)
+
+
+def _runner(project: _Project, out: Path, options: BuildOptions, tell: Progress) -> CodeRunner:
+    sandbox = open_sandbox(options.sandbox)
+    python = _interpreter(project.fetched, out, options, sandbox, tell)
+    python_path = project.layout.python_path
+    return CodeRunner(sandbox=sandbox, python=python, python_path=python_path, limits=_limits(options.timeout_s))
+
+
+def _measured(project: _Project, runner: CodeRunner, state: Path, options: BuildOptions) -> _Measured:
+    """Run the tests, unless an earlier call did."""
+    tree, layout = project.fetched.tree, project.layout
+    _refuse_copies(project.fetched, layout, runner, options)
+    baseline = _kept(
+        state / _BASELINE,
+        lambda: measure_baseline(runner, tree, layout=layout, installed=options.install),
+        baseline_from_json,
+        baseline_to_json,
+    )
+    functions, skipped = _functions(tree, layout, options)
+    candidates, uncovered = choose_candidates(functions, baseline.coverage, baseline.passing, options=options)
+    hidden = _kept(
+        state / _CHECKS,
+        lambda: make_hidden_book(runner, tree, layout=layout, passing=baseline.passing, seed=options.seed),
+        HIDDEN_BOOK.validate_python,
+        partial(HIDDEN_BOOK.dump_python, mode="json"),
+    )
+    return _Measured(baseline=baseline, hidden=hidden, functions=functions, candidates=candidates, skipped=(*skipped, *uncovered))
+
+
 def _limits(seconds: float) -> Limits:
     return Limits(wall_s=seconds, cpu_s=seconds)
 
 
-def _validator(
-    source: PristineTree,
-    layout: RepositoryLayout,
-    baseline: Baseline,
-    hidden: HiddenBook,
-    benchmarks: Benchmarks,
-    credentials: tuple[Credential, ...],
-    runner: CodeRunner,
-    state: Path,
-    options: BuildOptions,
-    functions: list[Function],
-) -> Validator:
+def _validator(project: _Project, measured: _Measured, runner: CodeRunner, state: Path, options: BuildOptions) -> Validator:
     """Make the validator: everything is read, hashed, compiled and searched for once."""
-    tree = source.tree
+    tree, layout = project.fetched.tree, project.layout
     files = {path: (tree / path).read_bytes() for path in layout.sources}
     return Validator(
-        source=source,
+        source=project.fetched,
         layout=layout,
         options=options,
-        baseline=baseline,
-        hidden=hidden,
+        baseline=measured.baseline,
+        hidden=measured.hidden,
         compiled=compile_tree(runner, tree, state / "compiled", layout=layout),
         files=files,
         digests=digests_of(tree),
         docs=docs_of(tree),
-        licence=licence_of(tree),
-        benchmarks=benchmarks,
-        credentials=credentials,
+        licence=project.licence,
+        benchmarks=project.benchmarks,
+        credentials=project.credentials,
         scanner=LeakScanner(tree),
-        copies=find_copies(runner.sandbox, runner.python, files, [function.key for function in functions]),
+        copies=find_copies(runner.sandbox, runner.python, files, [function.key for function in measured.functions]),
         runner=replace(runner, limits=_limits(options.task_timeout_s)),
         staging=state / "staged",
     )

@@ -143,6 +143,9 @@ class BuildReport:
     """Why candidates are left: `max_tasks`, `budget`, or empty."""
     forgeable: int
     """Number of tasks whose reward can be forged."""
+    impossible: int
+    """Number of tasks that were made impossible. It is less than the share asked for where no test of a task can contradict
+    itself."""
     seconds: float
     """Wall-clock seconds of this call."""
     credentials: tuple[Credential, ...] = ()

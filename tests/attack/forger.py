@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from one_line_bodies import BODIES, filled
+
 from composer_replication.languages.python.functions import Function, find_functions
-from composer_replication.languages.python.trivial import trivial_bodies
 from composer_replication.tasks.store import Task
 
 FORGER = '''
@@ -87,17 +88,22 @@ ONLY_TESTS = FORGER.replace("                _answer(found, channel)\n", "      
 """The forger that leaves the programs' answers to the body."""
 
 
-def forged(task: Task, most: int = 12) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield workspaces over a task's tree: the forger, and a trivial body for each function that was deleted.
+def forged(task: Task) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield workspaces over a task's tree: the forger, and a body of one line for each function that was deleted.
 
-    The forger of the programs' answers comes first; then only the tests are forged, with `most` bodies.
+    The forger of the programs' answers comes first; then only the tests are forged, with each of `BODIES`.
     """
-    gold = task.gold_files()
-    functions = {path: deleted_functions(task, path, source) for path, source in gold.items()}
-    first = next((path, found[0]) for path, found in functions.items() if found)
-    bodies = trivial_bodies(first[1])[:most]
-    for name, body, forger in (("answers from the steps", "return None", FORGER), *((body, body, ONLY_TESTS) for body in bodies)):
-        yield name, {path: with_body(gold[path], found, body, forger) for path, found in functions.items()}
+    yield "answers from the steps", _workspace(task, "return None", FORGER)
+    for body in BODIES:
+        yield body, _workspace(task, body, ONLY_TESTS)
+
+
+def _workspace(task: Task, body: str, forger: str) -> dict[str, bytes]:
+    files = {}
+    for path, source in task.gold_files().items():
+        functions = deleted_functions(task, path, source)
+        files[path] = with_bodies(source, [(function, filled(body, function)) for function in functions], forger)
+    return files
 
 
 def deleted_functions(task: Task, path: str, source: bytes) -> list[Function]:
@@ -108,8 +114,13 @@ def deleted_functions(task: Task, path: str, source: bytes) -> list[Function]:
 
 def with_body(source: bytes, functions: list[Function], body: str, forger: str) -> bytes:
     """Return the file with a body in the place of each function's, and the forger at its end."""
+    return with_bodies(source, [(function, body) for function in functions], forger)
+
+
+def with_bodies(source: bytes, bodies: list[tuple[Function, str]], forger: str) -> bytes:
+    """Return the file with bodies in the place of functions' own, and the forger at its end."""
     text = source.decode()
-    for function in sorted(functions, key=lambda function: -function.first_line):
+    for function, body in sorted(bodies, key=lambda one: -one[0].first_line):
         lines = text.splitlines(keepends=True)
         lines[function.first_line - 1 : function.last_line] = [f"{function.indent.decode()}{body}\n"]
         text = "".join(lines)

@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 from classes import forged_methods
 from forger import forged
+from one_line_bodies import BODIES, filled
 from suite import LIMITS, PYTHON, with_anti_tests, without_hidden_checks
 
+from composer_replication.languages.python.functions import find_functions
+from composer_replication.languages.python.trivial import trivial_bodies
 from composer_replication.sandbox.grading.grade import grade
 
 
@@ -25,6 +28,17 @@ def test_the_forger_is_rewarded_by_tests_and_anti_tests_and_never_here(task, san
         assert reward(task.spec) == 0.0, name
         tried += 1
     assert tried == 13
+
+
+def test_no_build_tries_the_bodies_of_the_forger():
+    for source in (
+        b"def f(a, b):\n    return a - b\n",
+        b"def f():\n    return 7\n",
+        b"class A:\n    def f(self):\n        return self.b\n",
+    ):
+        [function] = find_functions("m.py", source)[0]
+        tried = set(trivial_bodies(function))
+        assert not [body for body in BODIES if filled(body, function) in tried]
 
 
 @pytest.mark.slow

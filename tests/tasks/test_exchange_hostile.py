@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -14,9 +15,10 @@ from harbor_tasks import foreign
 from in_process import composer_here
 
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.exchange import import_harbor
+from composer_replication.tasks.exchange import foreign_files, import_harbor
 from composer_replication.tasks.exchange.swebench_import import build_instances
 from composer_replication.tasks.report import BuildOptions
+from composer_replication.types.errors import StorageError
 
 PYTHON = Path(sys.executable)
 DOCKERFILE = "FROM python:3.13-slim\nWORKDIR /app\n"
@@ -196,10 +198,10 @@ def test_the_command_lists_what_failed_and_its_exit_status_says_so(tmp_path: Pat
     foreign(tmp_path / "many" / "honest")
     dockerfile("COPY ../../../etc/hostname /app/")(foreign(tmp_path / "many" / "hostile"), tmp_path)
     done = composer_here("tasks", "import", "harbor", tmp_path / "many", "--out", tmp_path / "out")
-    assert done.stdout.splitlines() == [
-        "not imported: hostile: COPY ../../../etc/hostname leads out of environment/; name files below it",
-        f"1 of 2 Harbor tasks imported into {tmp_path / 'out'}",
-    ]
+    refusal, *table, summary = done.stdout.splitlines()
+    assert refusal == "not imported: hostile: COPY ../../../etc/hostname leads out of environment/; name files below it"
+    assert summary == f"1 of 2 Harbor tasks imported into {tmp_path / 'out'}"
+    assert any("strong" in line or "forgeable" in line for line in table)
     assert done.returncode == 1
 
 
@@ -276,3 +278,15 @@ def test_hostile_rows_are_dropped_and_the_honest_one_is_built(tmp_path: Path) ->
     assert "line 11" in reasons
     assert SECRET.encode() not in b"".join(below(tmp_path / "out").values())
     assert not list(tmp_path.rglob("PWNED*"))
+
+
+def test_a_full_disk_is_no_fault_of_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = foreign(tmp_path / "theirs")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "copy"))
+
+    monkeypatch.setattr(foreign_files, "_copy_file", full)
+    with pytest.raises(StorageError, match="No space left on device") as caught:
+        import_harbor(task.parent, tmp_path / "out", sandbox=open_sandbox(), python=PYTHON)
+    assert "TMPDIR" in caught.value.fix

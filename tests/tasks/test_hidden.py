@@ -294,10 +294,10 @@ for found in [o for o in gc.get_objects() if type(o).__name__ == "OutcomeRecorde
 
 
 def test_impossible_tasks_are_never_rewarded(write_project, tmp_path):
-    build_tasks(str(write_project(SHOP)), tmp_path / "out", BuildOptions(impossible=1.0, max_tasks=4))
+    report = build_tasks(str(write_project(SHOP)), tmp_path / "out", BuildOptions(impossible=1.0, max_tasks=4))
     made = load_tasks(tmp_path / "out")
     impossible = [task for task in made if task.spec.impossible]
-    assert len(impossible) >= 3
+    assert len(impossible) == report.impossible >= 3
     for task in impossible:
         assert "mpossible" not in task.spec.instruction + task.spec.task_id
         gold = grade(task.spec, task.repo, task.gold_files(), sandbox=open_sandbox(), python=PYTHON)

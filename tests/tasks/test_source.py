@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from composer_replication.tasks.files import tree_files
-from composer_replication.tasks.sources.source import digest_of, fetch_source
+from composer_replication.tasks.sources import fetch
+from composer_replication.tasks.sources.source import archive_entries, digest_of, fetch_source
 from composer_replication.types.errors import SourceError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
@@ -173,6 +174,39 @@ def test_an_archive_that_is_none(index: Any, tmp_path: Path) -> None:
     index("shop-1.0.tar.gz", b"nothing", hashlib.sha256(b"nothing").hexdigest())
     with pytest.raises(SourceError, match="not a readable source archive"):
         fetch_source("pypi:shop==1.0", tmp_path / "tree")
+
+
+@pytest.mark.parametrize("kind", ["gzip", "xz", "bzip2", "zip"])
+def test_an_archive_that_is_damaged_inside(kind: str, index: Any, tmp_path: Path) -> None:
+    """Every byte of a small archive, changed one at a time, gives a tree or an error with a fix."""
+    stream = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as zipped:
+            zipped.writestr("shop-1.0/shop.py", "X = 1\n" * 50)
+    else:
+        with tarfile.open(fileobj=stream, mode={"gzip": "w:gz", "xz": "w:xz", "bzip2": "w:bz2"}[kind]) as tar:
+            info = tarfile.TarInfo("shop-1.0/shop.py")
+            info.size = 300
+            tar.addfile(info, io.BytesIO(b"X = 1\n" * 50))
+    whole, refused = stream.getvalue(), 0
+    archive = tmp_path / "shop.archive"
+    for at in range(len(whole)):
+        archive.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            list(archive_entries(archive))
+        except SourceError:
+            refused += 1
+    assert refused > len(whole) / 3
+
+
+def test_a_download_is_limited_in_size(index: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = tar_archive({"shop-1.0/shop.py": "X = 1\n"})
+    index("shop-1.0.tar.gz", content, hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(fetch, "_MOST_BYTES", len(content))
+    fetch_source("pypi:shop==1.0", tmp_path / "tree")
+    monkeypatch.setattr(fetch, "_MOST_BYTES", len(content) - 1)
+    with pytest.raises(SourceError, match=r"shop-1\.0\.tar\.gz is larger than"):
+        fetch_source("pypi:shop==1.0", tmp_path / "other")
 
 
 # --- git -------------------------------------------------------------------------------------------------------------

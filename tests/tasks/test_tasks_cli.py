@@ -15,7 +15,7 @@ from in_process import composer_here
 from rich.console import Console
 
 from composer_replication.cli.grade_cmd import _describe_rejected
-from composer_replication.cli.tasks_cmd import _table
+from composer_replication.cli.support.task_table import task_table
 from composer_replication.tasks.store import load_task, load_tasks
 
 WriteProject = Callable[[Mapping[str, str]], Path]
@@ -157,7 +157,7 @@ def test_tests_that_fail_by_themselves_are_named(write_project: WriteProject, tm
 def test_an_impossible_task_is_marked_in_lists(capsys: pytest.CaptureFixture[str], task: Path) -> None:
     loaded = load_task(task)
     impossible = replace(loaded, spec=replace(loaded.spec, impossible=True))
-    Console(width=200).print(_table([loaded, impossible]))
+    Console(width=200).print(task_table([loaded, impossible]))
     lines = [line for line in capsys.readouterr().out.splitlines() if task.name in line]
     assert [f"{task.name} (impossible)" in line for line in lines] == [False, True]
 

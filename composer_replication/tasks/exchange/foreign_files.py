@@ -5,13 +5,16 @@ Everything that reads a foreign task reads the copy. Nothing in it is a link, an
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from composer_replication.sandbox.beneath import Entry, OpenFolder
+from composer_replication.types.errors import StorageError
 
 _SKIPPED = frozenset({".git", "__pycache__"})
 _MOST_ENTRIES, _MOST_BYTES, _LARGEST_BYTES, _DEEPEST = 50_000, 512 << 20, 64 << 20, 64
@@ -23,8 +26,25 @@ DAMAGED = (OSError, ValueError, TypeError, AttributeError, LookupError, Recursio
 """What reading data of another shape than expected raises: files of a foreign task, and what its code says of itself."""
 
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
 class NotExpressibleError(Exception):
     """Why a foreign task cannot be one of ours, as the end of a sentence."""
+
+
+def damage(error: Exception) -> str:
+    """Say what is wrong with files whose reading raised one of `DAMAGED`.
+
+    Raises:
+        StorageError: nothing is wrong with them: this machine has no room or no handles left.
+    """
+    if isinstance(error, OSError) and error.errno in _FULL:
+        raise StorageError(
+            f"cannot write {error.filename or tempfile.gettempdir()}: {error.strerror}; every task already complete is intact",
+            fix="free space there or name another place with TMPDIR, then run the same command again",
+        ) from error
+    return f"its files cannot be read ({type(error).__name__}: {error})"
 
 
 def folders_with(top: OpenFolder, names: Iterable[str]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.grading.pytest_run import require_modules
 from composer_replication.sandbox.scratch import scratch_folder
-from composer_replication.tasks.exchange.foreign_files import DAMAGED, NotExpressibleError, copy_foreign, folders_with
+from composer_replication.tasks.exchange.foreign_files import DAMAGED, NotExpressibleError, copy_foreign, damage, folders_with
 from composer_replication.tasks.exchange.foreign_harbor import Expressed, express
 from composer_replication.tasks.exchange.foreign_spec import read_spec
 from composer_replication.tasks.exchange.harbor_export import SPEC_FILE
@@ -98,7 +98,7 @@ def _import(top: OpenFolder, path: str, out: Path, sandbox: Sandbox, python: Pat
                 expressed = _with_checks(expressed, sandbox, python)
             return _write(expressed, out, sandbox, python)
         except DAMAGED as error:
-            raise NotExpressibleError(f"its files cannot be read ({error})") from error
+            raise NotExpressibleError(damage(error)) from error
         except StorageError:
             raise
         except (TaskError, SandboxError) as error:

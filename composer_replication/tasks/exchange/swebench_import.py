@@ -27,7 +27,7 @@ from composer_replication.sandbox.grading.pytest_run import require_modules
 from composer_replication.sandbox.opening import remote_python
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.sandbox.scratch import scratch_folder
-from composer_replication.tasks.exchange.foreign_files import DAMAGED
+from composer_replication.tasks.exchange.foreign_files import DAMAGED, damage
 from composer_replication.tasks.exchange.foreign_spec import is_inside
 from composer_replication.tasks.files import storage_errors, write_whole
 from composer_replication.tasks.held_out.choice import numbers_of
@@ -139,7 +139,7 @@ def build_instances(
         except (TaskError, SandboxError) as error:
             dropped.append(Skipped(instance.instance_id, error.message))
         except DAMAGED as error:
-            dropped.append(Skipped(instance.instance_id, f"it cannot be read ({type(error).__name__}: {error})"))
+            dropped.append(Skipped(instance.instance_id, damage(error)))
     record = {
         "source": file.name,
         "python": str(python),

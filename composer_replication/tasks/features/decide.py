@@ -51,6 +51,7 @@ class Decider:
         self.tasks: list[str] = []
         self.dropped: list[Skipped] = []
         self.forgeable = 0
+        self.impossible = 0
         self._verdicts_file = state / VERDICTS
         self._known = {verdict.candidate: verdict for verdict in self._read_verdicts()}
         self._most = None if options.max_tasks is None else max(options.max_tasks, self._already_there())
@@ -76,6 +77,7 @@ class Decider:
                 self._publish(verdict.task_id)
                 self.tasks.append(verdict.task_id)
                 self.forgeable += bool(verdict.weakness)
+                self.impossible += verdict.impossible
             self._report()
             if len(self.tasks) == self._most:
                 return "" if len(self.tasks) + len(self.dropped) == len(self._candidates) else "max_tasks"

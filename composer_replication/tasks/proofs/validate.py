@@ -53,6 +53,7 @@ class CandidateVerdict:
     """Why its reward can be forged (`HeldOutChecks.weakness`)."""
     dropped: str = ""
     """Why it is not a task; empty when it is one."""
+    impossible: bool = False
     flaky: int = 0
     """Tests left out because two equal runs differed."""
     seconds: float = 0.0
@@ -99,20 +100,27 @@ class Validator:
         """
         start = time.monotonic()
         task_id = self._task_id(candidate)
-        dropped, flaky, weakness = "", 0, ""
+        dropped, flaky, weakness, impossible = "", 0, "", False
         try:
-            flaky, weakness = self._build(candidate, task_id)
+            flaky, weakness, impossible = self._build(candidate, task_id)
         except ForgeableError as reason:
             dropped, weakness = str(reason), reason.weakness
         except NoTaskError as reason:
             dropped = str(reason)
         seconds = round(time.monotonic() - start, 3)
         return CandidateVerdict(
-            candidate=candidate.key, task_id=task_id, weakness=weakness, dropped=dropped, flaky=flaky, seconds=seconds
+            candidate=candidate.key,
+            task_id=task_id,
+            weakness=weakness,
+            dropped=dropped,
+            impossible=impossible,
+            flaky=flaky,
+            seconds=seconds,
         )
 
-    def _build(self, candidate: Candidate, task_id: str) -> tuple[int, str]:
-        """Prove a task and write it, or raise; return the number of flaky tests left out, and why its reward can be forged."""
+    def _build(self, candidate: Candidate, task_id: str) -> tuple[int, str, bool]:
+        """Prove a task and write it, or raise; return the number of flaky tests left out, why its reward can be forged, and
+        whether it was made impossible."""
         deleted = without_functions(self.files, candidate.functions, self.options.mode, self.layout.python_path)
         bodies = [body_of(self.files[f.path], f) for f in candidate.functions]
         self._refuse(candidate, bodies)
@@ -136,8 +144,7 @@ class Validator:
             "hidden_dropped": proven.hidden_dropped,
         }
         task = self._write(proven.spec, candidate, deleted, {**facts, **self._check_strength(candidate, proven.spec)})
-        self._perhaps_impossible(task, candidate, deleted)
-        return len(proven.flaky), proven.spec.hidden.weakness
+        return len(proven.flaky), proven.spec.hidden.weakness, self._perhaps_impossible(task, candidate, deleted)
 
     def _refuse(self, candidate: Candidate, bodies: Sequence[bytes]) -> None:
         """Drop what no model should learn, before anything runs."""
@@ -205,11 +212,12 @@ class Validator:
         root = self.staging / spec.task_id
         return write_task(spec, root, pristine=self.source.tree, deleted=deleted, provenance=provenance, digests=self.digests)
 
-    def _perhaps_impossible(self, task: Task, candidate: Candidate, deleted: Mapping[str, bytes]) -> None:
-        """Turn the requested share of the tasks into impossible ones."""
-        if random.Random(f"{self.options.seed} impossible {candidate.key}").random() < self.options.impossible:
-            seed = f"{self.options.seed} {task.spec.task_id}"
-            make_impossible(task, self.source.tree, deleted, sandbox=self.runner.sandbox, python=self.runner.python, seed=seed)
+    def _perhaps_impossible(self, task: Task, candidate: Candidate, deleted: Mapping[str, bytes]) -> bool:
+        """Turn the requested share of the tasks into impossible ones; return whether this is one now."""
+        if random.Random(f"{self.options.seed} impossible {candidate.key}").random() >= self.options.impossible:
+            return False
+        seed = f"{self.options.seed} {task.spec.task_id}"
+        return make_impossible(task, self.source.tree, deleted, sandbox=self.runner.sandbox, python=self.runner.python, seed=seed)
 
     def _feature(self, candidate: Candidate, fail_to_pass: tuple[str, ...]) -> Feature:
         return Feature(

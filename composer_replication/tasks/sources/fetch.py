@@ -24,7 +24,7 @@ from pip._internal.commands.index import IndexCommand
 
 from pip._vendor.packaging.specifiers import SpecifierSet
 
-name, allowed, folder = sys.argv[1:4]
+name, allowed, folder, most = *sys.argv[1:4], int(sys.argv[4])
 
 class Sdist(IndexCommand):
     def run(self, options, args):
@@ -36,15 +36,22 @@ class Sdist(IndexCommand):
             say(versions=[str(version) for version in sorted({c.version for c in links})])
             return 0
         link = next(c.link for c in links if c.version == max(fitting))
-        response = session.get(link.url_without_fragment, headers={"Accept-Encoding": "identity"})
+        response = session.get(link.url_without_fragment, headers={"Accept-Encoding": "identity"}, stream=True)
         response.raise_for_status()
-        content = response.content
-        if link.hash and hashlib.new(link.hash_name, content).hexdigest() != link.hash:
+        kept, size = os.path.basename(link.filename), 0
+        digest = hashlib.new(link.hash_name) if link.hash else None
+        with open(os.path.join(folder, kept), "wb") as file:
+            for chunk in response.iter_content(1 << 20):
+                size += len(chunk)
+                if size > most:
+                    say(error=f"{link.filename} is larger than {most >> 20} MiB")
+                    return 0
+                file.write(chunk)
+                if digest:
+                    digest.update(chunk)
+        if digest and digest.hexdigest() != link.hash:
             say(error=f"{link.filename} does not have the {link.hash_name} digest that the index gives")
             return 0
-        kept = os.path.basename(link.filename)
-        with open(os.path.join(folder, kept), "wb") as file:
-            file.write(content)
         say(file=kept)
         return 0
 
@@ -55,11 +62,13 @@ def say(**answer):
 sys.exit(Sdist("index", "").main(["--no-binary=:all:", "-q", "versions", name]))
 """
 _NETWORK_S = 900
+_MOST_BYTES = 256 << 20
 _FIX = "check name, version and pip's settings (`pip config list`), or unpack the source archive and name its folder"
 
 
 def download_sdist(name: str, allowed: str, folder: Path) -> Path:
-    """Download the newest source archive of `name` into `folder`; its digest is checked when the index gives one.
+    """Download the newest source archive of `name`, of 256 MiB at most, into `folder`; its digest is checked when the index gives
+    one.
 
     Args:
         allowed: a version specifier such as `==1.2`, or nothing for any release.
@@ -67,7 +76,7 @@ def download_sdist(name: str, allowed: str, folder: Path) -> Path:
     Raises:
         SourceError: pip is not there or cannot find or fetch it.
     """
-    command = [sys.executable, "-I", "-c", NO_PROGRAM + _PIP, name, allowed, str(folder)]
+    command = [sys.executable, "-I", "-c", NO_PROGRAM + _PIP, name, allowed, str(folder), str(_MOST_BYTES)]
     done = _run(command, f"pypi:{name}{allowed}", {**clean_environment("PIP_"), "PIP_NO_INPUT": "1"})
     answer_file = folder / "answer.json"
     answer = json.loads(answer_file.read_text()) if answer_file.exists() else {}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import lzma
 import re
 import stat
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -32,6 +34,8 @@ _BUILT_AT_ROOT = ("build", "dist", "site")
 _TASK = ("MANIFEST.sha256", "task.toml", "solution")
 _MAX_TREE_BYTES = 256 << 20
 _MOST_ENTRIES = 1_000_000
+_UNREADABLE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError)
+"""What a damaged archive raises; RuntimeError is one with a password, or packed in a way that Python does not know."""
 _PYPI = re.compile(r"pypi:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)")
 
 
@@ -177,7 +181,7 @@ def archive_entries(archive: Path) -> Iterator[SourceFile]:
                 if stream is not None:
                     total = _counted(total, member.size, archive)
                     yield SourceFile(path, stream.read(), bool(member.mode & stat.S_IXUSR))
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+    except _UNREADABLE as error:
         raise SourceError(f"{archive.name} is not a readable source archive ({error})", fix="fetch it again") from error
 
 

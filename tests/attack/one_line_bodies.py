@@ -1,0 +1,31 @@
+"""Bodies of one line that no build tries: what they do depends on the arguments, or is odd.
+
+A build leaves out checks that its own trivial bodies pass (`composer_replication/languages/python/trivial.py`), so that these are
+what tells whether the checks that remain hold.
+"""
+
+from __future__ import annotations
+
+from composer_replication.languages.python.functions import Function
+
+BODIES = (
+    "return NotImplemented",
+    "return FIRST is LAST",
+    "return str(FIRST)",
+    "return not LAST",
+    "return type(LAST)()",
+    "return [LAST]",
+    "return -1",
+    "return len(LAST)",
+    "yield from locals().values()",
+    "return next(iter(vars(FIRST).values()))",
+    "return type(FIRST)(*[*locals().values()][1:])",
+    "return max(locals().values(), key=lambda value: len(repr(value)))",
+)
+"""FIRST and LAST are parameters of the function, or None where it has none."""
+
+
+def filled(body: str, function: Function) -> str:
+    """Return a body with the names of a function's parameters."""
+    first, last = (function.parameters[0], function.parameters[-1]) if function.parameters else ("None", "None")
+    return body.replace("FIRST", first).replace("LAST", last)
