@@ -69,6 +69,8 @@ SPELLING = re.compile(
     r"(?<![\w./-])\./(?=[\w.])|(?<=/)(?:/|\./)+|/(?='?: |'?$)|(?<=bash: line )\d+|(?<=unknown option `)\w+", re.MULTILINE
 )
 """Of messages: how a path or an option is written, and the line of the script."""
+WALK = re.compile(r"(?:cp|rm|grep)\s(?:.*\s)?(?:-[A-Za-z]*[rR]|--recursive)|find\s")
+"""Commands that walk a folder in the order of its file system, which two copies of one folder need not share."""
 TIME_OF_ALL = 1_700_000_000
 
 
@@ -139,6 +141,8 @@ class Runner:
         shown = inodes.sub(b"INODE ", done.stdout).decode(errors="replace")
         clock = re.compile(r"[A-Z][a-z]{2} [ 0-9]{2} [0-9]{2}:[0-9]{2}")
         shown = DURATION.sub("TIME", clock.sub("NOW", shown))
+        if WALK.match(command):
+            shown = "".join(sorted(shown.splitlines(keepends=True)))
         said = SPELLING.sub("", done.stderr.decode(errors="replace"))
         files = {
             str(path.relative_to(work)): path.read_bytes() if path.is_file() else None
