@@ -45,8 +45,8 @@ def doctor(
 ) -> None:
     """Report what this machine supports; with --sandbox, run the containment self-test.
 
-    Exits with 4 when no isolation works here, or when a sandbox lets something through that it does not declare;
-    with --substrate, with 2 when something is missing.
+    Exits with 4 when no isolation works here, when a sandbox lets something through that it does not declare, or when a
+    probe could not be carried out; with --substrate, with 2 when something is missing.
     """
     console = Console(stderr=as_json)
     if substrate is not None:
