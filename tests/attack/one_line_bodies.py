@@ -11,14 +11,14 @@ from composer_replication.languages.python.functions import Function
 BODIES = (
     "return NotImplemented",
     "return FIRST is LAST",
-    "return str(FIRST)",
+    "return repr(LAST)",
     "return not LAST",
     "return type(LAST)()",
-    "return [LAST]",
+    "return (FIRST, LAST)",
     "return -1",
     "return len(LAST)",
     "yield from locals().values()",
-    "return next(iter(vars(FIRST).values()))",
+    "return vars(FIRST)",
     "return type(FIRST)(*[*locals().values()][1:])",
     "return max(locals().values(), key=lambda value: len(repr(value)))",
 )

@@ -29,18 +29,25 @@ def book(runner: CodeRunner, tree: Path) -> HiddenBook:
     """Programs that call the function with 0 to 19."""
     steps = [[(0, {"do": "call", "of": ["named", "m:scale"], "args": [number]})] for number in range(20)]
     programs = [
-        ObservedProgram(steps=program, expected=found["answers"], entered=frozenset({"m.py::scale"}), cpu_s=0.01, seen=False)
-        for program, found in zip(steps, examine_programs(runner, Tree(base=tree), steps), strict=True)
+        ObservedProgram(
+            steps=program,
+            expected=found["answers"],
+            entered=frozenset({"m.py::scale"}),
+            lines={"m.py": [line for _, line in found["lines"]]},
+            cpu_s=0.01,
+            seen=False,
+        )
+        for program, found in zip(steps, examine_programs(runner, Tree(base=tree), steps, lines=True), strict=True)
         if found is not None
     ]
     return HiddenBook(programs=programs, anti_tests=(), notes=())
 
 
-def chosen(runner: CodeRunner, tree: Path, task: str, *, functions: bool = True) -> HeldOutChecks:
-    (tree / "m.py").write_bytes(GOLD)
+def chosen(runner: CodeRunner, tree: Path, task: str, *, functions: bool = True, gold: bytes = GOLD) -> HeldOutChecks:
+    (tree / "m.py").write_bytes(gold)
     return choose_proven(
         book(runner, tree),
-        find_functions("m.py", GOLD)[0] if functions else [],
+        find_functions("m.py", gold)[0] if functions else [],
         frozenset(),
         runner=runner,
         gold=Tree(base=tree),
@@ -55,12 +62,23 @@ def test_checks_without_a_program_are_no_evidence() -> None:
 
 
 @pytest.mark.slow
+def test_every_line_that_some_program_runs_is_run_by_one_that_is_chosen(tmp_path: Path, runner: CodeRunner) -> None:
+    """Two of 20 programs run a branch: one of them is chosen, whatever the order."""
+    gold = b"def scale(x):\n    if x > 17:\n        return -x\n    return x * 3 - 1\n"
+    checks = chosen(runner, tmp_path, "def scale(x):\n    raise NotImplementedError\n", gold=gold)
+    assert checks.weakness == ""
+    assert any(f"[{number}]" in program.steps for program in checks.programs for number in (18, 19))
+    lazy = Tree(base=tmp_path, changes={"m.py": b"def scale(x):\n    return x * 3 - 1\n"})
+    assert wrong_programs(runner, lazy, checks.programs)[0]
+
+
+@pytest.mark.slow
 def test_programs_that_the_task_s_own_tree_satisfies_are_not_chosen(tmp_path: Path, runner: CodeRunner) -> None:
     """What is left was chosen without them, and tells every body."""
     half = "def scale(x):\n    if x % 2:\n        raise ValueError\n    return x * 3 - 1\n"
     checks = chosen(runner, tmp_path, half)
     assert checks.weakness == ""
-    assert len(checks.programs) == 8
+    assert len(checks.programs) == 10, "those with odd numbers"
     assert len(wrong_programs(runner, Tree(base=tmp_path, changes={"m.py": half.encode()}), checks.programs)[0]) == 8
 
 

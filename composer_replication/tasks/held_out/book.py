@@ -54,6 +54,8 @@ class ObservedProgram:
     """As in `HeldOutProgram`."""
     entered: frozenset[str]
     """Keys (`path::qualname`) of the functions the gold code runs for it."""
+    lines: Mapping[str, Sequence[int]]
+    """Lines (1-based) that it runs of each file."""
     cpu_s: float
     """CPU-seconds that the gold code takes for it."""
     seen: bool
@@ -106,7 +108,7 @@ def _programs(
     recorded = programs_of(recording, passing & held)
     if not recorded:
         return [], "no held-out programs: the tests do nothing with the project that can be written down"
-    first = examine_programs(runner, Tree(base=tree), [program.steps for program in recorded])
+    first = examine_programs(runner, Tree(base=tree), [program.steps for program in recorded], lines=True)
     taken = _taken(recorded, first)
     varied = _varied([recorded[number].steps for number in taken], _wanted([first[number] for number in taken]), rng)
     tried = [recorded[number].steps for number in taken] + [steps for _, steps in varied]
@@ -140,7 +142,8 @@ def _rewritten_tests(tree: Path, layout: RepositoryLayout) -> dict[str, bytes]:
 
 
 def _taken(recorded: Sequence[RecordedProgram], seen: Sequence[Mapping[str, Any] | None]) -> list[int]:
-    """Return the numbers of some programs for each function that any of them runs: short ones first, of different tests."""
+    """Return the numbers of some programs for each function that any of them runs: short ones first, of different tests; and of
+    those that run lines which none of these does."""
     by_function: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, found in enumerate(seen):
         for path, name in found["entered"] if found is not None else ():
@@ -154,7 +157,16 @@ def _taken(recorded: Sequence[RecordedProgram], seen: Sequence[Mapping[str, Any]
             ranked.append((tests[test], len(recorded[number].steps), number))
             tests[test] += 1
         taken.update(number for _, _, number in sorted(ranked)[:_PER_FUNCTION])
+    known = {line for number in taken for line in _lines_of(seen[number])}
+    for number in sorted(range(len(recorded)), key=lambda n: len(recorded[n].steps)):
+        if not known.issuperset(_lines_of(seen[number])):
+            known.update(_lines_of(seen[number]))
+            taken.add(number)
     return sorted(taken)
+
+
+def _lines_of(found: Mapping[str, Any] | None) -> list[tuple[str, int]]:
+    return [] if found is None else [(path, line) for path, line in found["lines"]]
 
 
 def _wanted(seen: Sequence[Mapping[str, Any] | None]) -> list[int]:
@@ -208,10 +220,14 @@ def _observed(steps: Steps, times: Sequence[Mapping[str, Any] | None], errors: S
     expected = [same[0] if all(one == same[0] for one in same) and _counts(same[0], errors) else None for same in answers]
     kept = _needed(steps, expected)
     entered = frozenset(f"{path}::{name}" for path, name in done[0]["entered"])
+    lines: dict[str, list[int]] = defaultdict(list)
+    for path, line in done[0]["lines"]:
+        lines[path].append(line)
     return ObservedProgram(
         steps=[steps[at] for at in kept],
         expected=[expected[at] for at in kept],
         entered=entered,
+        lines=dict(lines),
         cpu_s=min(one["seconds"] for one in done),
         seen=seen,
     )

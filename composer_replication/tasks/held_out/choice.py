@@ -27,7 +27,11 @@ _BITES = 1
 stub with those that tell the others."""
 _FEWEST, _FEWEST_ANSWERS = 4, 2
 """Programs of a function, and different lists of answers among them, below which the programs are no evidence."""
-_PER_FUNCTION, _ANTI_PER_TASK = 8, 6
+_KEPT, _ANTI_PER_TASK = 16, 6
+"""Programs of a function and anti-tests of a task that are kept. More than tell the trivial bodies apart: a replay costs
+milliseconds, and a body that no build tries has to satisfy them all."""
+_STARTS = 8
+"""Places of the pool at which bodies begin in turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +117,18 @@ def choose_checks(
 
 
 def _trials_of(function: Function, programs: Sequence[ObservedProgram], rng: random.Random) -> _Trials:
-    """Order the programs that run a function, new and recorded ones in turns, and start each body at another of them."""
+    """Order the programs that run a function, and start each body at another of them: first those that together run all its lines
+    that any does, then new and recorded ones in turns."""
     running = [number for number, program in enumerate(programs) if function.key in program.entered]
     rng.shuffle(running)
     running.sort(key=lambda number: len(programs[number].steps))
-    halves = [[n for n in running if programs[n].seen is seen][: _POOL // 2] for seen in (False, True)]
-    pool = [number for turn in _in_turns(halves) for number in turn]
+    pool = _covering(function, running, programs)
+    halves = [[n for n in running if programs[n].seen is seen and n not in pool][: _POOL // 2] for seen in (False, True)]
+    pool = [*pool, *(number for turn in _in_turns(halves) for number in turn)][:_POOL]
     bodies = [*(body for body in trivial_bodies(function) if body != STUB), STUB] if pool else []
     trials = []
     for number, body in enumerate(bodies):
-        start = number % min(len(pool), _PER_FUNCTION)
+        start = 0 if body == STUB else number % min(len(pool), _STARTS)
         trials.append(
             BodyTrial(
                 path=function.path,
@@ -133,11 +139,23 @@ def _trials_of(function: Function, programs: Sequence[ObservedProgram], rng: ran
                 indent=function.indent.decode(),
                 text=body,
                 numbers=pool[start:] + pool[:start],
-                most=_PER_FUNCTION if body == STUB else _BITES,
+                most=_KEPT if body == STUB else _BITES,
                 found_first=body == STUB,
             )
         )
     return _Trials(function=function, pool=pool, bodies=bodies, trials=trials)
+
+
+def _covering(function: Function, numbers: Sequence[int], programs: Sequence[ObservedProgram]) -> list[int]:
+    """Return those of the numbers, short programs first, whose programs run a line of the function that none before them runs."""
+    found, known = [], set[int]()
+    for number in numbers:
+        lines = programs[number].lines.get(function.path, ())
+        new = {line for line in lines if function.first_line <= line <= function.last_line} - known
+        if new:
+            known |= new
+            found.append(number)
+    return found
 
 
 def _in_turns(halves: Sequence[Sequence[int]]) -> Iterable[list[int]]:
@@ -157,7 +175,7 @@ def _chosen(
         wrong = [[number for number in found if number in wrong[-1]] for found in wrong]
         passing = next((body for body, found in zip(group.bodies, wrong, strict=True) if not found), None)
     chosen = list(dict.fromkeys(number for found in wrong[:-1] for number in found))
-    chosen += [number for number in wrong[-1] if number not in chosen][: max(_PER_FUNCTION - len(chosen), 0)]
+    chosen += [number for number in wrong[-1] if number not in chosen][: max(_KEPT - len(chosen), 0)]
     held = [_held_out(programs[number], group.function.key) for number in chosen]
     if passing is not None:
         return held, f"a trivial body satisfies its held-out programs: `{passing}` in {name}"
