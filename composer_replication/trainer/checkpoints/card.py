@@ -21,9 +21,12 @@ def write_card(run_dir: RunDir, config: RunConfig) -> None:
     """Write the card that each checkpoint of the run gets a copy of. Raises StorageError."""
     path = run_dir.ckpt_path / CARD
     partial = path.with_name(f".{path.name}.{os.getpid()}")
+    text = _text(config)
     try:
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(_text(config), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error}", fix="free disk space and continue with --resume") from error
