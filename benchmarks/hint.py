@@ -25,7 +25,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from composer_replication.distillation import generalized_jsd_per_token, make_self_teacher
 from composer_replication.loss import compose_loss
-from composer_replication.loss.batch import Batch, collate
+from composer_replication.loss.batch import collate
+from composer_replication.loss.batch_keys import Batch
 from composer_replication.types import HintedTurn, StopReason, Trajectory, Turn
 
 TOKENS, PROMPT, ACTION, REPLY, HINT, ERROR_TURNS = 4_096, 496, 50, 100, 48, 4

@@ -24,6 +24,7 @@ PROMISED = {
     "composer_replication.distillation": ("TAIDScheduler",),
     "composer_replication.distillation.simpo": ("simpo_loss",),
     "composer_replication.loss": ("LossComponents", "build_batch", "compose_loss"),
+    "composer_replication.recipes.monarch.actors": ("ACTORS", "TrainerActor"),
     "composer_replication.recipes.prime_rl.composer_loss": ("loss_fn",),
     "composer_replication.replaysim": ("DJNormalizer", "replay_and_normalize_trace"),
     "composer_replication.replaysim.normalize": ("replay_and_normalize_trace",),

@@ -68,11 +68,11 @@ class RewardConfig(Section):
 class RlvrConfig(Section):
     """Channel 1: policy gradient on the tests' verdict."""
 
-    objective: Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"] = "dapo"
+    objective: Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo"] = "dapo"
     """Choose the token loss and how tokens are averaged: PPO's clipped ratio averaged per sequence (grpo), over a constant length
     (dr_grpo) or over all tokens of the batch (dapo, bnpo); one ratio per sequence (gspo); a clipped weight that drops no token
-    (cispo); or dropping tokens whose probability moved too much (dppo). A step makes one update on its rollouts, so ratios stay
-    at 1 and the averaging is what matters."""
+    (cispo); a gate that closes gradually in place of the clip (sapo); or dropping tokens whose probability moved too much (dppo).
+    While a step makes one update on its own rollouts, ratios stay at 1 and the averaging is what matters."""
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
     """Subtract the group's mean reward and divide by its standard deviation (grpo) or not (dr_grpo), or subtract the mean of the
     siblings (rloo)."""
@@ -84,17 +84,54 @@ class RlvrConfig(Section):
     cispo: 4. In dppo, drop tokens whose probability rose by more than this, by default 0.2."""
     dppo_tau: Annotated[Weight, ReadBy("objective", "dppo")] = 1e-3
     """Multiply the squared log-ratio to the sampling policy by this (dppo). Raise it when `rlvr/kl_k3` grows."""
+    ratio_cap: Annotated[
+        Annotated[float, Field(gt=1.0)] | None, ReadBy("objective", "grpo", "bnpo", "dr_grpo", "dapo", "gspo")
+    ] = None
+    """Cap the ratio at this where the advantage is negative, above 1 + epsilon_high (`delta` in TRL; the two-sided clip). No cap
+    by default: then a token that became much more likely is pushed down without limit. Set 4 or so for several updates a step."""
+    off_policy_threshold: Weight | None = None
+    """Leave trajectories with a negative advantage out once the policy has moved away from them: when the mean over their tokens
+    of sampling minus present log-prob is above this, in nats. Off by default. Try 0.1 or so with several updates a step or stale
+    rollouts."""
+    entropy_bonus: Weight = 0.0
+    """Subtract the mean entropy of the sampled tokens' distributions, in nats, times this from the loss. Raise it, from 0.001 or
+    so, when `rlvr/entropy/mean` falls towards 0 and all siblings act alike. With entropy_target this is where the coefficient
+    begins."""
+    entropy_target: Weight | None = None
+    """Hold the entropy near this, in nats: the coefficient of the bonus grows by entropy_step after each step at or below it,
+    falls after others, and applies only after steps at or below it. Choose a value near the entropy of the first steps. Off by
+    default."""
+    entropy_step: Weight = 0.005
+    """Change the coefficient of the entropy bonus by this much per step (with entropy_target)."""
     kl_beta: Weight = 0.0
-    """Multiply the k3 estimate of KL(policy || reference) in the loss by this. The reference is the policy the run started
-    from."""
+    """Multiply the KL to the reference in the loss by this. The reference is the policy the run started from."""
+    kl_estimator: Literal["k3", "k2", "unbiased"] = "k3"
+    """Choose the term whose gradient pulls to the reference: `k3`, GRPO's, has the expected gradient of KL(reference || policy);
+    `k2` that of KL(policy || reference); `unbiased` the same also off-policy, as it weights tokens by the ratio to the policy
+    that sampled them."""
     importance: Literal["none", "tis", "icepop"] = "none"
     """Correct for an engine that assigns sampled tokens another probability than the trainer does: weight each token by the
     ratio, capped at importance_high (tis), or drop tokens outside the interval (icepop). The policy being scored is then treated
     as the one that sampled. Use it with a server (`rollout.engine`)."""
+    importance_level: Annotated[Literal["token", "sequence"], ReadBy("importance", "tis", "icepop")] = "token"
+    """Take the ratio of each token, or that of the whole trajectory (the product of its tokens' ratios) for all of its tokens.
+    The latter is unbiased and varies more; with icepop it drops whole trajectories, as TRL does by default (importance_low = 0,
+    importance_high = 3)."""
     importance_low: Annotated[Weight, ReadBy("importance", "icepop")] = 0.5
     """Drop tokens whose ratio is below this (icepop)."""
     importance_high: Annotated[float, Field(gt=0.0), ReadBy("importance", "tis", "icepop")] = 2.0
     """Cap ratios at this (tis), or drop tokens whose ratio is above it (icepop)."""
+
+    @property
+    def has_entropy_bonus(self) -> bool:
+        """True when some step may add an entropy bonus."""
+        return self.entropy_bonus > 0 or self.entropy_target is not None
+
+    @property
+    def whole_sequences(self) -> bool:
+        """True when a token's loss depends on other tokens of its trajectory."""
+        sequence_weights = self.importance != "none" and self.importance_level == "sequence"
+        return self.objective == "gspo" or self.off_policy_threshold is not None or sequence_weights
 
     @model_validator(mode="after")
     def _the_interval_is_one(self) -> Self:
@@ -102,6 +139,20 @@ class RlvrConfig(Section):
             refuse(
                 f"importance_low = {self.importance_low} is not below importance_high = {self.importance_high}",
                 "lower importance_low or raise importance_high",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _limits_are_read(self) -> Self:
+        if self.objective == "sapo" and (self.epsilon_low is not None or self.epsilon_high is not None):
+            refuse("epsilon_low and epsilon_high are not read with objective = sapo: its gate has no threshold", "remove them")
+        if self.entropy_target is None and self.entropy_step != type(self).model_fields["entropy_step"].default:
+            refuse(f"entropy_step = {self.entropy_step} is not read without entropy_target", "set entropy_target")
+        high = 0.28 if self.epsilon_high is None else self.epsilon_high
+        if self.ratio_cap is not None and self.ratio_cap <= 1.0 + high:
+            refuse(
+                f"ratio_cap = {self.ratio_cap} is not above 1 + epsilon_high = {1.0 + high}: the clip acts before it",
+                "raise ratio_cap, to 4 or so",
             )
         return self
 

@@ -168,11 +168,22 @@ class OptimizerConfig(Section):
     """Raise the rate linearly over this many steps."""
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
     """Scale the gradient down to this norm when it is larger."""
-    micro_batch_size: Positive = 4
-    """Process this many trajectories per forward and backward pass. Lower it to save memory; results do not change."""
+    micro_batch_tokens: Positive = 16384
+    """Put at most this many tokens, padding included, into a forward and backward pass; a longer trajectory goes alone. Lower it
+    to save memory; results do not change. Trajectories are sorted by length, and those that teach nothing go through no pass."""
+    mini_batches: Positive = 1
+    """Cut a step's rollouts into this many parts and take an optimizer step on each. More make more of expensive rollouts, at the
+    price of updates that are off-policy: watch `rlvr/clip_frac` and `rlvr/ratio/max`."""
+    epochs: Positive = 1
+    """Go over a step's rollouts this many times."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input in the forward pass and recompute the rest in the backward pass. It costs about a third more
     compute and saves most activation memory; results do not change."""
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps on a step's rollouts."""
+        return self.mini_batches * self.epochs
 
 
 class EvalConfig(Section):
@@ -323,6 +334,12 @@ class RunConfig(Section):
             who = f"substrate.generators = {samplers}" if mesh else f"substrate.type = {self.substrate.type}"
             refuse(f"rollout.server_url: addresses given: {servers}; addresses that {who} needs: {samplers}", "give that many")
         return self
+
+    def trajectories_per_pass(self, rollouts: int) -> int:
+        """Return how many trajectories of the greatest length fit into `optimizer.micro_batch_tokens`, of the numbers that divide
+        `rollouts`: for substrates that cut a step into equal passes. It is at least 1."""
+        fit = max(1, self.optimizer.micro_batch_tokens // self.rollout.context_tokens)
+        return max(size for size in range(1, min(fit, rollouts) + 1) if rollouts % size == 0)
 
     @property
     def scores_turns(self) -> bool:

@@ -26,7 +26,7 @@ from composer_replication.diloco.sending import Published, bounds, send
 from composer_replication.diloco.setting import Clock, Setting, Stopwatch
 from composer_replication.diloco.store import Store, check_conditional_writes, open_store
 from composer_replication.diloco.wire import digest
-from composer_replication.types.errors import ComposerError, ConfigError, ObjectStoreError, RoundError
+from composer_replication.types.errors import ArgumentError, ComposerError, ConfigError, ObjectStoreError, RoundError
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +143,8 @@ class ObjectStoreAllReduce:
         clock: what deadlines are measured with.
 
     Raises:
-        ConfigError: arguments that make no sense, or a folder of another run.
+        ArgumentError: arguments that make no sense.
+        ConfigError: a folder of another run.
         ObjectStoreError: the store cannot be used, or ignores conditional writes.
     """
 
@@ -377,21 +378,21 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 def _check(rank: int, world_size: int, quorum: int | None, deadline_s: float | None, keep_rounds: int | None) -> None:
     if world_size < 1:
-        raise ConfigError(f"a world of {world_size} replicas", fix="set world_size to 1 or more")
+        raise ArgumentError(f"a world of {world_size} replicas", fix="set world_size to 1 or more")
     if not 0 <= rank < world_size:
-        raise ConfigError(f"rank {rank} in a world of {world_size}", fix=f"ranks go from 0 to {world_size - 1}")
+        raise ArgumentError(f"rank {rank} in a world of {world_size}", fix=f"ranks go from 0 to {world_size - 1}")
     if quorum is not None and not 1 <= quorum <= world_size:
-        raise ConfigError(f"a quorum of {quorum} in a world of {world_size}", fix=f"set it between 1 and {world_size}")
+        raise ArgumentError(f"a quorum of {quorum} in a world of {world_size}", fix=f"set it between 1 and {world_size}")
     if (quorum is not None and quorum < world_size) != (deadline_s is not None):
-        raise ConfigError(
+        raise ArgumentError(
             "a quorum needs a deadline, and a deadline a quorum below world_size",
             fix="set both `quorum` and `deadline_s`, or neither: then every round waits for everyone",
         )
     if keep_rounds is not None and keep_rounds < 2:
-        raise ConfigError(f"keep_rounds = {keep_rounds}", fix="keep two or more: the round before says who is still there")
+        raise ArgumentError(f"keep_rounds = {keep_rounds}", fix="keep two or more: the round before says who is still there")
 
 
 def _check_positive(values: Mapping[str, float | None]) -> None:
     for name, value in values.items():
         if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{name} = {value}", fix=f"set {name} to a number above 0")
+            raise ArgumentError(f"{name} = {value}", fix=f"set {name} to a number above 0")

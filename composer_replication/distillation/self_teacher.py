@@ -8,6 +8,7 @@ A live teacher moves with every step and can drag the policy away together with 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -93,7 +94,11 @@ class AdaptersOffTeacher(_NothingToMove):
 
 
 class FrozenTeacher(_NothingToMove):
-    """The weights the student had when this object was made: a separate copy, whole on every rank."""
+    """The weights the student had when this object was made: a separate copy, whole on every rank.
+
+    A resumed run makes it again from the starting weights, so its state is not the weights but the norm of each, which tells
+    whether they are the same.
+    """
 
     kind = "frozen"
 
@@ -107,11 +112,17 @@ class FrozenTeacher(_NothingToMove):
         return (TeacherPart(1.0, self._model),)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "model": self._model.state_dict()}
+        return {**super().state_dict(), "norms": _norms(self._model)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise CheckpointError also when the state is that of other starting weights."""
         super().load_state_dict(state)
-        self._model.load_state_dict(state["model"])
+        own, saved = _norms(self._model), state["norms"]
+        if own.keys() != saved.keys() or any(not math.isclose(own[name], saved[name], rel_tol=1e-5) for name in own):
+            raise CheckpointError(
+                f"the {self.kind} self-teacher of the checkpoint has other weights than the model that this run starts from",
+                fix="resume with the model that the run began with",
+            )
 
 
 class EMATeacher(FrozenTeacher):
@@ -140,6 +151,13 @@ class EMATeacher(FrozenTeacher):
         buffers = dict(student_model.named_buffers())
         for name, buffer in self._model.named_buffers():
             buffer.copy_(_whole(buffers[name]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "model": self._model.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _NothingToMove.load_state_dict(self, state)
+        self._model.load_state_dict(state["model"])
 
 
 class TrustRegionTeacher(FrozenTeacher):
@@ -172,6 +190,15 @@ def make_self_teacher(kind: SelfTeacherKind, model: nn.Module, *, rate: float = 
     if kind == "trust_region":
         return TrustRegionTeacher(model, rate)
     raise ValueError(f"unknown self-teacher {kind!r}: expected 'live', 'frozen', 'ema' or 'trust_region'")
+
+
+def _norms(model: nn.Module) -> dict[str, float]:
+    """Return the Euclidean norm of each parameter, by name."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        wide = torch.promote_types(parameter.dtype, torch.float32)
+        found[name] = float(torch.linalg.vector_norm(parameter.detach(), dtype=wide))
+    return found
 
 
 def _is_sharded(tensor: Tensor) -> bool:

@@ -32,7 +32,7 @@ class TokenScores(NamedTuple):
     logprobs: Tensor
     """Log-probs, with gradient from `fused_logprobs`, without from `fused_token_loss`."""
     entropy: Tensor
-    """Entropy in nats of the distribution the token was drawn from; without gradient."""
+    """Entropy in nats of the distribution the token was drawn from, with gradient as the log-probs."""
 
 
 def fused_token_loss(
@@ -42,15 +42,19 @@ def fused_token_loss(
     loss: TokenLoss,
     *,
     temperature: float = 1.0,
+    entropy_weights: Tensor | None = None,
     rows_per_chunk: int | None = None,
 ) -> tuple[Tensor, TokenScores]:
-    """Sum over the rows of `loss` of the log-probs of `targets` [N] (int64) under head(hidden [N, H]) / temperature.
+    """Sum over the rows of `loss` of the log-probs of `targets` [N] (int64) under head(hidden [N, H]) / temperature, plus
+    `entropy_weights` [N] times the entropies.
 
     Returns the 0-dim sum, differentiable once with respect to hidden, weight and bias, and what was found at each row. Nothing
     is kept of the logits. Raises ValueError unless temperature > 0.
     """
     _check(hidden, targets, temperature)
-    kernel = _TokenKernel(hidden, head, targets, temperature, loss, differentiated=torch.is_grad_enabled())
+    kernel = _TokenKernel(
+        hidden, head, targets, temperature, loss, differentiated=torch.is_grad_enabled(), entropy_weights=entropy_weights
+    )
     value = total_loss(hidden, head, kernel, rows_per_chunk=rows_per_chunk)
     return value, TokenScores(kernel.logprobs, kernel.entropy)
 
@@ -58,8 +62,7 @@ def fused_token_loss(
 def fused_logprobs(
     hidden: Tensor, head: Head, targets: Tensor, *, temperature: float = 1.0, rows_per_chunk: int | None = None
 ) -> TokenScores:
-    """Return log-probs of `targets` [N] (int64) under head(hidden [N, H]) / temperature, differentiable once, and entropies
-    without gradient.
+    """Return log-probs of `targets` [N] (int64) under head(hidden [N, H]) / temperature, and entropies, differentiable once.
 
     Raises ValueError unless temperature > 0.
     """
@@ -77,35 +80,66 @@ class _TokenKernel:
     """`RowKernel` of a token loss.
 
     The dense part is exp(logits - max) less its sum at the target, its factor -dloss/dlogprob / sum. The subtraction comes before
-    any product: 1 - probability of a likely target would be lost in a product that rounds its operands.
+    any product: 1 - probability of a likely target would be lost in a product that rounds its operands. The gradient of an
+    entropy H is -p (log p + H) at each logit; where one is wanted it joins the dense part, from a second buffer of logits.
     """
 
     def __init__(
-        self, hidden: Tensor, head: Head, targets: Tensor, temperature: float, loss: TokenLoss, *, differentiated: bool
+        self,
+        hidden: Tensor,
+        head: Head,
+        targets: Tensor,
+        temperature: float,
+        loss: TokenLoss,
+        *,
+        differentiated: bool,
+        entropy_weights: Tensor | None = None,
     ) -> None:
         self.head, self.targets, self.temperature, self.loss = head, targets, temperature, loss
-        self.differentiated = differentiated
+        self.differentiated, self.entropy_weights = differentiated, entropy_weights
         self.logprobs = hidden.new_empty(hidden.shape[:1], dtype=accumulation_dtype(head.weight.dtype))
         self.entropy, self.losses = torch.empty_like(self.logprobs), torch.zeros_like(self.logprobs)
 
     def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> Tensor:  # noqa: ARG002 - no teacher here
         targets, logprobs, entropy = self.targets[rows], self.logprobs[rows], self.entropy[rows]
+        weights = None if self.entropy_weights is None else self.entropy_weights[rows].to(logprobs)
+        logits = None if weights is None or not self.differentiated else product.clone()
         if by_triton(product):
             from composer_replication.kernels.triton_tokens import score
 
             total, slope_at_target = score(product, self.head, self.temperature, targets, logprobs, entropy)
         else:
             total, slope_at_target = _score(product, self.head, self.temperature, targets, logprobs, entropy)
+        added = 0.0 if weights is None else weights * entropy
         if not self.differentiated:
-            self.losses[rows] = self.loss(logprobs, rows)
+            self.losses[rows] = self.loss(logprobs, rows) + added
             return total
         with torch.enable_grad():
             leaf = logprobs.clone().requires_grad_()
             losses = self.loss(leaf, rows)
             (gradient,) = torch.autograd.grad(losses.sum(), leaf)
-        self.losses[rows] = losses.detach()
+        self.losses[rows] = losses.detach() + added
+        if logits is not None and weights is not None:
+            self._times_surprise_(logits, product, rows, weights)
         product.scatter_add_(-1, targets.unsqueeze(-1), -(total * slope_at_target).unsqueeze(-1))
-        return -gradient * (self.head.scale / self.temperature) / total
+        factor = (self.head.scale / self.temperature) / total
+        if logits is None:
+            return -gradient * factor
+        product.mul_(-gradient.unsqueeze(-1)).sub_(logits)
+        return factor
+
+    def _times_surprise_(self, logits: Tensor, exponentials: Tensor, rows: slice, weights: Tensor) -> None:
+        """Turn `logits` [n, V], still hidden @ weight.T, into weights * exponentials * (log p + H), in place."""
+        targets, logprobs, entropy = self.targets[rows], self.logprobs[rows], self.entropy[rows]
+
+        def work(block: slice) -> None:
+            part = logits[block]
+            self.head.finish_(part, self.temperature)
+            log_total = part.gather(-1, targets[block].unsqueeze(-1)) - logprobs[block].unsqueeze(-1)
+            part.sub_(log_total - entropy[block].unsqueeze(-1)).clamp_(min=-1e4)  # where p is 0 its logarithm does not count
+            part.mul_(exponentials[block]).mul_(weights[block].unsqueeze(-1))
+
+        for_blocks(logits, work)
 
 
 def _score(
@@ -138,7 +172,8 @@ def _exponentials_(logits: Tensor, targets: Tensor, logprobs: Tensor, entropy: T
 
 
 class _LogProbs(torch.autograd.Function):
-    """Log-probs in the forward pass; the backward pass is the one-pass token loss for upstream * log-prob. The weight's gradient
+    """Log-probs in the forward pass; the backward pass is the one-pass token loss for upstream * log-prob, and for upstream *
+    entropy where a gradient comes from there. The weight's gradient
     passes through from this tip to the previous one; see `WeightGradient`."""
 
     @staticmethod
@@ -160,18 +195,20 @@ class _LogProbs(torch.autograd.Function):
         nothing = _linear(torch.zeros_like(targets, dtype=hidden.dtype))
         kernel = _TokenKernel(hidden, head, targets, temperature, nothing, differentiated=False)
         form(hidden, kernel=kernel, wanted=(False, False))
-        ctx.mark_non_differentiable(kernel.entropy)
         dtype = accumulation_dtype(weight.dtype)
         return kernel.logprobs, kernel.entropy, weight.new_zeros((), dtype=dtype).expand(weight.shape)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor | None, _: None, later: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor | None, of_entropy: Tensor | None, later: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias = ctx.saved_tensors
-        if upstream is None:
+        if upstream is None and of_entropy is None:
             return None, None, None, later, None, None, None, None
         form, head, targets, temperature = ctx.rest
-        kernel = _TokenKernel(hidden, head, targets, temperature, _linear(upstream), differentiated=True)
+        upstream = hidden.new_zeros(hidden.shape[:1], dtype=weight.dtype) if upstream is None else upstream
+        kernel = _TokenKernel(
+            hidden, head, targets, temperature, _linear(upstream), differentiated=True, entropy_weights=of_entropy
+        )
         wanted = ctx.needs_input_grad
         if wanted[3] and later is None:
             later = weight.new_zeros(weight.shape, dtype=accumulation_dtype(weight.dtype))

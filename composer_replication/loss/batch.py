@@ -2,7 +2,7 @@
 
 `collate` never cuts a sequence: what does not fit has to be dealt with before, where it can be counted. The only tokens that
 leave the loss are sampled tokens whose recorded log-prob is not finite; they leave weights and denominator together, and
-`dropped_tokens` counts them. `split` cuts a batch into micro-batches that carry the denominators of the whole.
+`dropped_tokens` counts them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from composer_replication.loss.batch_keys import DENOMINATORS, HINT_KEYS, PAIR_KEYS, ROW_KEYS, check_keys
+from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import sequence_logprobs
 from composer_replication.policy_gradient import Objective, sequence_weights
 from composer_replication.types import HintedTurn, Message, Pair, StopReason, Trajectory, Turn
 from composer_replication.types.errors import ModelError
 
-Batch: TypeAlias = dict[str, Tensor]
 HintReduction: TypeAlias = Literal["turn", "token"]
 
 
@@ -63,42 +62,6 @@ def collate(
     if pairs:
         batch |= _pairs(pairs, pad_id)
     return {key: value.to(device) for key, value in batch.items()}
-
-
-def split(batch: Mapping[str, Tensor], micro_batch_size: int, *, rank: int = 0, ranks: int = 1) -> list[Batch]:
-    """Split a batch into micro-batches of at most `micro_batch_size` rows and as many pairs, each with the whole batch's
-    denominators and its own rows' hints; of `ranks` processes that split the same batch, return those of process `rank`.
-
-    Columns that hold only padding are cut off. Losses and gradients of the parts of all ranks add up to those of the whole.
-    Every rank gets as many parts as the others, because each waits for the others in every forward and backward pass; the last
-    ones may hold denominators only. `dropped_tokens` goes to the first part. Raises ValueError when `micro_batch_size` is below
-    1, `rank` is none of `ranks`, a channel's denominator is missing (`collate` sets them), or a key is none of a batch's.
-    """
-    if micro_batch_size < 1:
-        raise ValueError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
-    if not 0 <= rank < ranks:
-        raise ValueError(f"rank must be at least 0 and below ranks, got {rank} of {ranks}")
-    check_keys(batch)
-    for key, denominator in DENOMINATORS.items():
-        if key in batch and denominator not in batch:
-            raise ValueError(f"the batch has {key} but no {denominator}: without it micro-batches do not add up")
-    rows = batch["input_ids"].shape[0] if "input_ids" in batch else 0
-    pairs = batch["dpo_chosen_input_ids"].shape[0] if "dpo_chosen_input_ids" in batch else 0
-    parts = max(1, math.ceil(max(rows, pairs) / micro_batch_size))
-    pairs_each = math.ceil(pairs / parts)
-    result = []
-    for i in range(rank, ranks * math.ceil(parts / ranks), ranks):
-        part: Batch = {key: batch[key] for key in DENOMINATORS.values() if key in batch}
-        if i == 0 and "dropped_tokens" in batch:
-            part["dropped_tokens"] = batch["dropped_tokens"]
-        start = i * micro_batch_size
-        if start < rows:
-            part |= _take(batch, ROW_KEYS, slice(start, start + micro_batch_size))
-        part |= _take_hints(batch, start, start + micro_batch_size)
-        if i * pairs_each < pairs:
-            part |= _take(batch, PAIR_KEYS, slice(i * pairs_each, (i + 1) * pairs_each))
-        result.append(_trim(part))
-    return result
 
 
 # --- the parts of collate --------------------------------------------------------------------------------------------
@@ -226,43 +189,6 @@ def _pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tenso
     ids = pad_sequence([torch.tensor(s, dtype=torch.int64) for s in sequences], batch_first=True, padding_value=pad_id)
     lengths = torch.tensor([[len(s)] for s in sequences])
     return ids, (torch.arange(ids.shape[1]) < lengths).long()
-
-
-# --- the parts of split ----------------------------------------------------------------------------------------------
-
-
-def _take(batch: Mapping[str, Tensor], keys: Sequence[str], rows: slice | Tensor) -> Batch:
-    return {key: batch[key][rows] for key in keys if key in batch}
-
-
-def _take_hints(batch: Mapping[str, Tensor], start: int, stop: int) -> Batch:
-    if "ctx_teacher_input_ids" not in batch:
-        return {}
-    turns = batch["ctx_teacher_input_ids"].shape[0]
-    student_row = batch.get("student_row", torch.arange(turns, device=batch["ctx_teacher_input_ids"].device))
-    mine = ((student_row >= start) & (student_row < stop)).nonzero().flatten()
-    if not len(mine):
-        return {}
-    return _take(batch, HINT_KEYS, mine) | {"student_row": student_row[mine] - start}
-
-
-def _trim(part: Batch) -> Batch:
-    """Cut trailing columns that are padding in every row of their tensor."""
-    families = (
-        ("attention_mask", ROW_KEYS),
-        ("ctx_teacher_attention_mask", ("ctx_teacher_input_ids", "ctx_teacher_attention_mask")),
-        ("sdpo_loss_mask", ("student_response_idx", "teacher_response_idx", "sdpo_loss_mask")),
-        *(
-            (f"dpo_{side}_attention_mask", tuple(f"dpo_{side}_{x}" for x in ("input_ids", "attention_mask", "response_mask")))
-            for side in ("chosen", "rejected")
-        ),
-    )
-    for mask_key, keys in families:
-        if mask_key in part:
-            used = (part[mask_key] > 0).any(0).nonzero()
-            width = int(used.max()) + 1 if len(used) else 1
-            part |= {key: part[key][:, :width] for key in keys if key in part and part[key].dim() == 2}
-    return part
 
 
 # --- a ready-made batch ----------------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from torch import Tensor
 
+Batch: TypeAlias = dict[str, Tensor]
 ROW_KEYS = (
     "input_ids",
     "attention_mask",

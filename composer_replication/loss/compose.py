@@ -53,6 +53,7 @@ from composer_replication.loss.forward import (
     unwrapped,
     why_no_prefix,
 )
+from composer_replication.loss.metrics import Pull
 from composer_replication.types.errors import ChannelOffError
 
 DpoVariant: TypeAlias = Literal["dpo", "simpo"]
@@ -79,8 +80,10 @@ class LossComponents:
     """Slow paths that this model needs, and why. The values are the same, but that a half-precision model's plain logits are
     rounded to its type. See `loss.forward.fallbacks`."""
     metrics: Mapping[str, float]
-    """Named `channel/what/stat`. Over micro-batches `*/loss`, `*/tokens` and `*/pairs` add up, `*/max` is a maximum, and the
-    others are means over this call's tokens (or pairs). Channels that are off have none."""
+    """Named `channel/what/stat`. Over micro-batches `*/loss`, `*/tokens` and `*/pairs` add up, `*/max` and `*/min` are extremes,
+    and the others are means over this call's tokens (or pairs). Channels that are off have none."""
+    pulls: Mapping[str, Pull]
+    """How hard each channel that is on pulls on the policy; known after the backward pass."""
 
     @property
     def rlvr(self) -> Tensor:
@@ -185,13 +188,14 @@ def _added_up(
 ) -> LossComponents:
     """Add up the channels. The hint channel's value is already multiplied by its weight, because its gradient is formed in the
     forward pass; the weight is divided out again for the report."""
-    zero = next(iter(found.values()))[0].new_zeros(()) if found else _attached_zero(model)
-    first, hint, replay = (found[channel][0] if channel in found else zero for channel in _CHANNELS)
+    zero = next(iter(found.values())).value.new_zeros(()) if found else _attached_zero(model)
+    first, hint, replay = (found[channel].value if channel in found else zero for channel in _CHANNELS)
     total = first + hint + beta_replay * replay
     hint = hint / alpha_sdpo if "hint" in found else hint
     on = [channel for channel in _CHANNELS if channel in found and channel not in off]
-    metrics = {name: value for channel in on for name, value in found[channel][1].items()}
-    return LossComponents(total, first, hint, replay, off, fallbacks(model), metrics)
+    metrics = {name: value for channel in on for name, value in found[channel].metrics.items()}
+    pulls = {channel: found[channel].pull for channel in on}
+    return LossComponents(total, first, hint, replay, off, fallbacks(model), metrics, pulls)
 
 
 def _read_student(

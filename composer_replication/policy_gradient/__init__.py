@@ -10,15 +10,16 @@ from composer_replication.policy_gradient.advantages import (
     soft_overlong_punishment,
 )
 from composer_replication.policy_gradient.effort import Effort, EffortWeights, concave_penalty, effort_penalty
-from composer_replication.policy_gradient.importance import ImportanceKind, check_importance, importance_weights
-from composer_replication.policy_gradient.logprobs import token_logprobs
-from composer_replication.policy_gradient.objectives import (
-    Objective,
-    kl_k1_penalty,
-    kl_k3,
-    sequence_weights,
-    surrogate_of,
+from composer_replication.policy_gradient.entropy_control import EntropyControl
+from composer_replication.policy_gradient.importance import (
+    ImportanceKind,
+    check_importance,
+    importance_weights,
+    off_policy_mask,
 )
+from composer_replication.policy_gradient.kl import KlEstimator, kl_k1_penalty, kl_k3, kl_to_reference
+from composer_replication.policy_gradient.logprobs import token_logprobs
+from composer_replication.policy_gradient.objectives import Objective, sequence_weights, surrogate_of
 from composer_replication.policy_gradient.surrogates import (
     THRESHOLDS,
     Surrogate,
@@ -33,7 +34,9 @@ __all__ = [
     "AdvantageKind",
     "Effort",
     "EffortWeights",
+    "EntropyControl",
     "ImportanceKind",
+    "KlEstimator",
     "Objective",
     "Surrogate",
     "SurrogateKind",
@@ -46,6 +49,8 @@ __all__ = [
     "importance_weights",
     "kl_k1_penalty",
     "kl_k3",
+    "kl_to_reference",
+    "off_policy_mask",
     "process_advantages",
     "sequence_weights",
     "soft_overlong_punishment",

@@ -12,10 +12,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-ImportanceKind: TypeAlias = Literal["tis", "icepop"]
+from composer_replication.policy_gradient.surrogates import MAX_LOG_RATIO, sequence_means
 
-MAX_LOG_RATIO = 20.0
-"""Same limit as in `surrogates`."""
+ImportanceKind: TypeAlias = Literal["tis", "icepop"]
 
 
 def importance_weights(
@@ -44,6 +43,17 @@ def importance_weights(
     if kind == "tis":
         return weights.clamp(max=high)
     return torch.where((weights >= low) & (weights <= high), weights, 0.0)
+
+
+def off_policy_mask(logprobs: Tensor, sampled_logprobs: Tensor, advantages: Tensor, sequence: Tensor, threshold: float) -> Tensor:
+    """Return 1 for tokens [n] to keep and 0 for those of off-policy sequences with a negative advantage, without gradient.
+
+    A sequence is off-policy when the mean over its tokens of sampled_logprobs - logprobs is above `threshold`, in nats: what the
+    policy has long left behind need not be pushed away further (DeepSeek-V3.2, arXiv:2512.02556). `sequence` [n]
+    (int64) says which sequence a token belongs to.
+    """
+    moved = sequence_means((sampled_logprobs - logprobs).detach(), sequence)
+    return 1.0 - ((moved > threshold) & (advantages < 0)).to(logprobs.dtype)
 
 
 def check_importance(kind: ImportanceKind, low: float, high: float) -> None:

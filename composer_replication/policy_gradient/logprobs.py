@@ -12,15 +12,19 @@ from torch import Tensor
 from composer_replication.kernels import upcast
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def token_logprobs(
+    logits: Tensor, token_ids: Tensor, *, temperature: float = 1.0, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return the log-prob of each token and the entropy (nats) of the distribution it was drawn from.
 
     `logits` [..., V] are those that predict `token_ids` [...]. The softmax is taken in float32 when they are bf16 or fp16.
-    Returns (log-probs [...] with gradient, entropies [...] without). Raises ValueError unless temperature > 0.
+    Returns log-probs [...] with gradient, and entropies [...], with one only if `entropy_gradient`: it keeps two more buffers of
+    the logits' size. Raises ValueError unless temperature > 0.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
     logprobs = torch.log_softmax(upcast(logits) / temperature, dim=-1)
     chosen = logprobs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
-    entropy = torch.special.entr(logprobs.detach().exp()).sum(-1)
+    known = logprobs if entropy_gradient else logprobs.detach()
+    entropy = -(known.exp() * known.clamp(min=-1e4)).sum(-1)  # 0 log 0 is 0
     return chosen, entropy

@@ -8,17 +8,15 @@ batch before it is cut into micro-batches or spread over ranks, cutting changes 
 
 from __future__ import annotations
 
-import math
 from typing import Literal, TypeAlias, get_args
 
-import torch
 from torch import Tensor
 
-from composer_replication.policy_gradient.surrogates import MAX_LOG_RATIO, SurrogateKind
+from composer_replication.policy_gradient.surrogates import SurrogateKind
 
-Objective: TypeAlias = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"]
+Objective: TypeAlias = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "dppo"]
 
-_OTHER_SURROGATES: dict[str, SurrogateKind] = {"gspo": "gspo", "cispo": "cispo", "dppo": "dppo"}
+_OTHER_SURROGATES: dict[str, SurrogateKind] = {kind: kind for kind in ("gspo", "cispo", "sapo", "dppo")}
 
 
 def surrogate_of(objective: Objective) -> SurrogateKind:
@@ -26,34 +24,12 @@ def surrogate_of(objective: Objective) -> SurrogateKind:
     return _OTHER_SURROGATES.get(objective, "ppo")
 
 
-def kl_k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
-    """Return Schulman's k3 estimate of KL(pi || other) on tokens drawn from pi: exp(d) - 1 - d >= 0 with d = other - pi.
-
-    Element-wise, in nats (http://joschu.net/blog/kl-approx.html). It is the KL term of GRPO (arXiv:2402.03300, equation 4),
-    without importance correction. Above d = 20 the exponential goes on as its tangent, so that it stays finite and still pulls.
-    Gradient flows through `logprobs` only.
-    """
-    difference = other_logprobs.detach() - logprobs
-    beyond = (difference - MAX_LOG_RATIO).clamp(min=0.0)
-    return torch.expm1(difference.clamp(max=MAX_LOG_RATIO)) + math.exp(MAX_LOG_RATIO) * beyond - difference
-
-
-def kl_k1_penalty(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Sum over the tokens in `mask` [B, T] (non-zero) of log pi - log ref [B, T]: the k1 estimate of a sequence's KL(pi || ref),
-    without gradient, [B].
-
-    Unbiased and possibly negative (http://joschu.net/blog/kl-approx.html). Times a coefficient it is subtracted from the REWARD,
-    before advantages are taken, where `kl_k3` belongs in the loss.
-    """
-    return torch.where(mask != 0, logprobs - ref_logprobs, 0.0).detach().sum(-1)
-
-
 def sequence_weights(mask: Tensor, objective: Objective, *, max_tokens: int | None = None) -> tuple[Tensor, Tensor]:
     """Return weights [B, T] and 0-dim denominator of an objective, both float32 and both made from the same `mask` [B, T]
     (non-zero = in the loss).
 
-    - `grpo`, `gspo`: mean over a sequence's tokens, then over sequences (arXiv:2402.03300, equation 3; arXiv:2507.18071,
-      equation 13)
+    - `grpo`, `gspo`, `sapo`: mean over a sequence's tokens, then over sequences (arXiv:2402.03300, equation 3; arXiv:2507.18071,
+      equation 13; arXiv:2511.20347)
     - `dr_grpo`: sum over tokens / (sequences * max_tokens) (arXiv:2503.20783, section 3.2); `max_tokens` is the
       sampled-token budget
     - `dapo`, `bnpo`, `cispo`, `dppo`: mean over all tokens of the batch (arXiv:2503.14476, equation 8). TRL's `bnpo` takes the
@@ -66,7 +42,7 @@ def sequence_weights(mask: Tensor, objective: Objective, *, max_tokens: int | No
     weights = (mask != 0).float()
     lengths = weights.sum(-1, keepdim=True)
     sequences = (lengths > 0).sum().float()
-    if objective in ("grpo", "gspo"):
+    if objective in ("grpo", "gspo", "sapo"):
         return weights / lengths.clamp(min=1.0), sequences
     if objective in ("dapo", "bnpo", "cispo", "dppo"):
         return weights, lengths.sum()

@@ -138,7 +138,7 @@ def quickstart_config(
             cohorts=1,
         ),
         loss=LossConfig(hint=HintConfig(beta=0.5), replay=ReplayConfig(dpo_beta=0.5, pairs_per_step=12)),
-        optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear", micro_batch_size=16),
+        optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear", micro_batch_tokens=10240),
         eval=EvalConfig(every=18, samples=4),
         teachers=teachers,
         arms=ARMS,

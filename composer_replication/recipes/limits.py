@@ -84,6 +84,19 @@ _MESH = (
     SubstrateLimit("rollout.refills", "groups are issued before it is known which of a step's teach nothing"),
 )
 _FULL = "local, monarch or ray"
+
+
+def _one_update(why: str) -> tuple[SubstrateLimit, ...]:
+    several = {"mini_batches": lambda c: c.optimizer.mini_batches > 1, "epochs": lambda c: c.optimizer.epochs > 1}
+    return tuple(
+        SubstrateLimit(f"optimizer.{field}", why, can=_FULL, when=when, condition="above 1") for field, when in several.items()
+    )
+
+
+def _ours_alone(why: str, *fields: str) -> tuple[SubstrateLimit, ...]:
+    return tuple(SubstrateLimit(f"loss.rlvr.{field}", why, can=_FULL) for field in fields)
+
+
 _ADAMW: Any = {"values": ("muon",), "can": "local, trl, monarch or ray", "fix": "set optimizer.type = adamw"}
 _ASKING = ("judge", "consensus")
 _ANY = "local, trl, verl, monarch or ray"
@@ -109,6 +122,9 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
             lambda c: c.loss.rlvr.epsilon_low is not None and c.loss.rlvr.epsilon_low < 1.0,
             "with epsilon_low below 1",
         ),
+        SubstrateLimit("loss.rlvr.kl_estimator", "TRL has k3 and its unbiased form", ("k2",), _FULL, "choose k3 or unbiased"),
+        *_ours_alone("TRL averages entropies over each micro-batch", "entropy_bonus", "entropy_target"),
+        *_one_update("a step of the run is an optimizer step of TRL's"),
         SubstrateLimit("rollout.refills", "a step takes a fixed number of rollouts"),
         SubstrateLimit("rollout.timeout_s", "TRL samples the turns of all rollouts together"),
         SubstrateLimit("reward.kl_weight", "the rollouts of a step are scored in one pass", can=_FULL),
@@ -119,6 +135,9 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         _servers("its own servers sample"),
         *_own_rollouts("its agent loops run the tasks of tasks.train and grade them by their tests"),
         SubstrateLimit("optimizer.type", "verl builds its own AdamW", **_ADAMW),
+        *_one_update("a step of the run is an optimizer step of verl's"),
+        SubstrateLimit("loss.rlvr.kl_estimator", "the engine's KL has no ratios", ("unbiased",), _FULL, "choose k3 or k2"),
+        *_ours_alone("its policy loss sees neither", "entropy_bonus", "entropy_target", "off_policy_threshold"),
         SubstrateLimit("curriculum.enabled", "its data set is in order before the run begins"),
         SubstrateLimit("rollout.refills", "its own filter throws groups away with their hints"),
         SubstrateLimit("rollout.timeout_s", "its agent loops wait for every rollout"),
@@ -148,7 +167,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         SubstrateLimit(
             "loss.rlvr.objective",
             "it averages over sequences, and PRIME-RL divides by tokens",
-            ("grpo", "dr_grpo", "gspo"),
+            ("grpo", "dr_grpo", "gspo", "sapo"),
             _ANY,
             "choose bnpo, dapo, cispo or dppo",
         ),
@@ -205,6 +224,8 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
             when=lambda c: c.loss.replay.weight > 0,
         ),
         *(SubstrateLimit(field, "PRIME-RL does not read it", can=_ANY) for field in _UNREAD),
+        *_ours_alone("PRIME-RL gives a loss no distributions", "entropy_bonus", "entropy_target"),
+        *_one_update("PRIME-RL decides how many updates a batch gets"),
         SubstrateLimit(
             "optimizer.type", "PRIME-RL builds its own optimizer, and its Muon follows other rules than this one", **_ADAMW
         ),

@@ -108,7 +108,6 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
         extra="trl",
         cannot=(
             *map(str, LIMITS["trl"]),
-            "optimizer.micro_batch_size that does not divide the rollouts of a step: one optimizer step is one generation batch",
             "several processes: use ComposerReplicationTrainer in a script of yours",
         ),
     ),

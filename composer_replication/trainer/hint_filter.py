@@ -14,6 +14,7 @@ import torch
 
 from composer_replication.hints import HintContext, better_actions
 from composer_replication.loss.forward import evaluating, sequence_logprobs
+from composer_replication.loss.micro_batches import passes
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.types import Hint, HintedTurn, Trajectory, Turn
 
@@ -74,11 +75,12 @@ def teacher_logprobs(learner: Learner, questions: Sequence[tuple[tuple[int, ...]
     For a self-teacher made of several models it is their mean, weighted by their shares.
     """
     assert learner.self_teacher is not None
-    size, device = learner.config.optimizer.micro_batch_size, learner.accelerator.device
-    scores: list[float] = []
-    for start in range(0, len(questions), size):
-        some = questions[start : start + size]
-        width = max(len(context) + len(action) for context, action in some)
+    device = learner.accelerator.device
+    scores = [0.0] * len(questions)
+    lengths = [len(context) + len(action) for context, action in questions]
+    for places in passes(lengths, learner.config.optimizer.micro_batch_tokens):
+        some = [questions[place] for place in places]
+        width = max(lengths[place] for place in places)
         ids, wanted, mask = (torch.zeros(len(some), width, dtype=torch.long) for _ in range(3))
         for row, (context, action) in enumerate(some):
             end = len(context) + len(action)
@@ -90,5 +92,6 @@ def teacher_logprobs(learner: Learner, questions: Sequence[tuple[tuple[int, ...]
             with evaluating(part.model), part.context():
                 found = sequence_logprobs(part.model, ids.to(device), mask.to(device), wanted.to(device))
             total += part.share * found.double().sum(-1).cpu()
-        scores += total.tolist()
+        for place, score in zip(places, total.tolist(), strict=True):
+            scores[place] = score
     return scores

@@ -22,7 +22,8 @@ from composer_replication.hints import (
     insert_hints,
     shuffle_hints,
 )
-from composer_replication.loss.batch import Batch, collate
+from composer_replication.loss.batch import collate
+from composer_replication.loss.batch_keys import Batch
 from composer_replication.rollouts.agent_loop import derive_seed
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.hint_filter import SelectedHints

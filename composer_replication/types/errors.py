@@ -5,6 +5,7 @@ exits with the class's `exit_code`. Anything that is not a `ComposerError` is a 
 
     ComposerError                 1
     ├── ConfigError               2   a run file, an option or an argument is wrong
+    │   ├── ArgumentError         2   an argument of a function or class is none it takes; a ValueError too
     │   └── MissingExtraError     2   an optional dependency is not installed
     ├── TaskError                 3   a task folder is missing, corrupted or cannot be built
     │   └── SourceError           3   the repository cannot be fetched, or its tests fail or hang
@@ -62,6 +63,10 @@ class ConfigError(ComposerError):
     """A run file, an option or an argument is wrong."""
 
     exit_code = 2
+
+
+class ArgumentError(ConfigError, ValueError):
+    """An argument of a function or class is none that it takes."""
 
 
 class MissingExtraError(ConfigError, ImportError):

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from composer_replication.distillation import make_self_teacher
-from composer_replication.loss import compose_loss
-from composer_replication.loss.batch import split
+from composer_replication.loss import compose_loss, micro_batches
+from composer_replication.loss.batch_keys import DENOMINATORS, PAIR_KEYS, Batch
 from composer_replication.loss.forward import enable_checkpointing, unwrapped, update_mode, weights_digest
 from composer_replication.types.errors import ModelError
 
@@ -60,6 +60,21 @@ def wrapped(model: nn.Module, how: str) -> nn.Module:
     return model
 
 
+def mixed(batch: Mapping[str, Tensor], size: int, *, rank: int = 0, ranks: int = 1) -> list[Batch]:
+    """Micro-batches that hold rows and pairs together, `size` rows each in their order, as some trainers deal them out."""
+    rows, pairs = (len(batch[key]) if key in batch else 0 for key in ("input_ids", "dpo_weights"))
+    count = max(1, -(-max(rows, pairs) // size))
+    shared = {key: batch[key] for key in DENOMINATORS.values() if key in batch}
+    each = -(-pairs // count)
+    found: list[Batch] = []
+    for i in range(rank, ranks * -(-count // ranks), ranks):
+        mine, own = (range(start, stop)[i * n : (i + 1) * n] for start, stop, n in ((0, rows, size), (0, pairs, each)))
+        part = micro_batches._rows(batch, torch.tensor(mine)) if len(mine) else {}
+        part |= micro_batches._take(batch, PAIR_KEYS, torch.tensor(own)) if len(own) else {}
+        found.append(shared | micro_batches._trim(part))
+    return found
+
+
 def step(
     rank: int,
     model: nn.Module,
@@ -83,7 +98,7 @@ def step(
     self_teacher = make_self_teacher(teacher, parallel)
     optimizer = torch.optim.SGD([p for p in parallel.parameters() if p.requires_grad], lr=0.1)
     losses = []
-    for part in split(batch, size, rank=rank, ranks=RANKS):
+    for part in mixed(batch, size, rank=rank, ranks=RANKS):
         loss = compose_loss(parallel, part, **options, self_teacher=self_teacher)
         (loss.total * RANKS).backward()
         losses.append({"total": loss.total.item(), "off": loss.off, "fallbacks": loss.fallbacks, "metrics": loss.metrics})

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from composer_replication.config import LossConfig
 from composer_replication.loss import compose_loss, sequence_logprobs
-from composer_replication.loss.batch import build_batch, collate, split
+from composer_replication.loss.batch import build_batch, collate
+from composer_replication.loss.micro_batches import split
 from composer_replication.types.errors import ModelError
 
 CHANNELS = ("rlvr", "hint", "replay")
@@ -46,10 +47,10 @@ INVARIANCE = settings(max_examples=6, suppress_health_check=[HealthCheck.functio
 
 
 @INVARIANCE
-@given(seed=st.integers(0, 10**6), size=st.integers(1, 6), objective=st.sampled_from(["grpo", "dr_grpo", "dapo"]))
-def test_micro_batches_add_up(model64, new_maker, seed, size, objective):
+@given(seed=st.integers(0, 10**6), tokens=st.integers(1, 120), objective=st.sampled_from(["grpo", "dr_grpo", "dapo"]))
+def test_micro_batches_add_up(model64, new_maker, seed, tokens, objective):
     batch = collate(*new_maker(seed).everything(), pad_id=0, objective=objective, max_tokens=30)
-    assert_same(model64, [batch], split(batch, size))
+    assert_same(model64, [batch], split(batch, tokens))
 
 
 @pytest.mark.parametrize(
@@ -64,18 +65,18 @@ def test_micro_batches_add_up(model64, new_maker, seed, size, objective):
 @pytest.mark.parametrize("reduction", ["turn", "token"])
 def test_micro_batches_add_up_for_every_variant(model64, new_maker, options, reduction):
     batch = collate(*new_maker(1).everything(), pad_id=0, hint_reduction=reduction)
-    assert_same(model64, [batch], split(batch, 2), **options)
+    assert_same(model64, [batch], split(batch, 40), **options)
 
 
 def test_imitation_micro_batches_add_up(model64, new_maker):
     trajectories, _, hints, pairs = new_maker(2).everything()
     batch = collate(trajectories, None, hints, pairs, pad_id=0)
-    assert_same(model64, [batch], split(batch, 3))
+    assert_same(model64, [batch], split(batch, 60))
 
 
 def test_split_of_a_split_adds_up(model64, new_maker):
     batch = collate(*new_maker(3).everything(), pad_id=0)
-    assert_same(model64, [batch], [part for half in split(batch, 3) for part in split(half, 1)])
+    assert_same(model64, [batch], [part for half in split(batch, 60) for part in split(half, 1)])
 
 
 @INVARIANCE
@@ -109,75 +110,6 @@ def test_whatever_is_masked_has_exactly_no_influence(model64, new_maker):
     (loss, gradients), (other, others) = (loss_and_gradients(model64, [b]) for b in (batch, garbage))
     assert torch.equal(loss, other)
     assert all(torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
-
-
-# --- split -----------------------------------------------------------------------------------------------------------
-
-
-def test_split_keeps_hints_with_their_rows_and_spreads_pairs(new_maker):
-    batch = collate(*new_maker(6).everything(), pad_id=0)
-    parts = split(batch, 2)
-    assert [part["input_ids"].shape[0] for part in parts] == [2, 2, 1]
-    assert [part["student_row"].tolist() if "student_row" in part else [] for part in parts] == [[1, 1], [0], []]
-    assert [part["dpo_weights"].shape[0] for part in parts] == [1, 1, 1]
-    for part in parts:
-        for name in ("rlvr_denominator", "hint_denominator", "replay_denominator"):
-            assert part[name] == batch[name]
-        assert part["attention_mask"].any(0).all(), "columns of padding are cut off"
-    assert ["dropped_tokens" in part for part in parts] == [True, False, False]
-
-
-def test_split_bounds_pairs_as_it_does_rows(new_maker):
-    trajectories, advantages, hints, pairs = new_maker(6).everything()
-    few = [hint for hint in hints if hint.trajectory_id == trajectories[0].trajectory_id]
-    batch = collate(trajectories[:1], advantages[:1], few, 3 * pairs, pad_id=0)
-    parts = split(batch, 2)
-    assert max(part["dpo_weights"].shape[0] for part in parts) == 2
-    assert sum(part["dpo_weights"].shape[0] for part in parts) == 3 * len(pairs)
-
-
-def test_split_refuses_what_it_would_lose(new_maker):
-    batch = collate(*new_maker(6).everything(), pad_id=0)
-    with pytest.raises(ValueError, match="no position_ids"):
-        split(batch | {"position_ids": torch.zeros_like(batch["input_ids"])}, 2)
-
-
-def test_ranks_share_the_parts_and_each_has_as_many(new_maker):
-    batch = collate(*new_maker(6).everything(), pad_id=0)
-    for size, ranks in ((2, 2), (1, 4), (5, 3)):
-        parts = split(batch, size)
-        shares = [split(batch, size, rank=rank, ranks=ranks) for rank in range(ranks)]
-        assert {len(share) for share in shares} == {math.ceil(len(parts) / ranks)}
-        dealt = [share[i] for i in range(len(shares[0])) for share in shares]
-        for part, expected in zip(dealt, parts, strict=False):
-            assert part.keys() == expected.keys()
-            assert all(torch.equal(part[key], expected[key]) for key in expected)
-        assert all(key.endswith("_denominator") for part in dealt[len(parts) :] for key in part)
-    for rank, ranks in ((2, 2), (-1, 2), (0, 0)):
-        with pytest.raises(ValueError, match="rank must be"):
-            split(batch, 2, rank=rank, ranks=ranks)
-
-
-def test_split_keeps_every_stream(model64, new_maker):
-    batch = collate(*new_maker(7).everything(), pad_id=0)
-    batch["sampler_logprobs"] = batch["old_logprobs"] - 0.3 * batch["response_mask"]
-    batch["ref_logprobs"] = batch["old_logprobs"] + 0.1
-    assert_same(model64, [batch], split(batch, 2), rlvr={"importance": "tis", "kl_beta": 0.2})
-
-
-def test_split_of_pairs_alone(new_maker):
-    maker = new_maker(7)
-    parts = split(collate([], [], [], [maker.pair(f"p{i}") for i in range(5)], pad_id=0), 2)
-    assert [part["dpo_weights"].shape[0] for part in parts] == [2, 2, 1]
-
-
-def test_split_refuses_what_would_not_add_up(new_maker):
-    batch = collate(*new_maker(8).everything(), pad_id=0)
-    for name in ("rlvr_denominator", "hint_denominator", "replay_denominator"):
-        with pytest.raises(ValueError, match=f"no {name}"):
-            split({key: value for key, value in batch.items() if key != name}, 2)
-    with pytest.raises(ValueError, match="at least 1"):
-        split(batch, 0)
 
 
 # --- collate ---------------------------------------------------------------------------------------------------------

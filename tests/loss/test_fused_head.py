@@ -77,6 +77,43 @@ def test_a_token_loss_is_that_of_the_logits(kind, rows_per_chunk, temperature):
     torch.testing.assert_close(torch.autograd.grad(loss(scores.logprobs, slice(None)).sum(), inputs), gradients)
 
 
+@pytest.mark.parametrize("kind", HEADS, ids=str)
+@pytest.mark.parametrize("rows_per_chunk", [5, None])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_weighted_entropies_are_those_of_the_logits(kind, rows_per_chunk, temperature):
+    """Beside a token loss, and beside differentiable log-probs; a column of -inf has no part in them."""
+    torch.manual_seed(0)
+    bias, scale, softcap = kind
+    head = head_of(31, 8, bias=bias, scale=scale, softcap=softcap)
+    if bias and softcap is None:
+        head.bias.data[3] = -math.inf
+    hidden = torch.randn(13, 8, dtype=torch.float64, requires_grad=True)
+    targets, weights = torch.randint(4, 31, (13,)), torch.randn(13, dtype=torch.float64)
+    logprobs = (head.logits(hidden) / temperature).log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs.clamp(min=-1e4)).sum(-1)
+    own = logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    inputs = [hidden, *inputs_of(head)]
+    expected = (own**2 + weights * entropy).sum()
+    gradients = torch.autograd.grad(expected, inputs)
+    options = {"temperature": temperature, "rows_per_chunk": rows_per_chunk}
+
+    value, scores = fused_token_loss(hidden, head, targets, lambda x, _: x**2, entropy_weights=weights, **options)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(scores.entropy, entropy)
+    torch.testing.assert_close(torch.autograd.grad(value, inputs), gradients)
+
+    scores = fused_logprobs(hidden, head, targets, **options)
+    mixed = (scores.logprobs**2 + weights * scores.entropy).sum()
+    torch.testing.assert_close(torch.autograd.grad(mixed, inputs, retain_graph=True), gradients)
+    of_entropy = torch.autograd.grad((weights * scores.entropy).sum(), inputs)
+    alone, _ = fused_token_loss(hidden, head, targets, lambda x, _: 0.0 * x, entropy_weights=weights, **options)
+    torch.testing.assert_close(torch.autograd.grad(alone, inputs), of_entropy)
+
+    with torch.no_grad():
+        still, _ = fused_token_loss(hidden, head, targets, lambda x, _: x**2, entropy_weights=weights, **options)
+    torch.testing.assert_close(still, expected.detach())
+
+
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=str)
 @pytest.mark.parametrize("kind", HEADS, ids=str)
 @pytest.mark.parametrize("rows_per_chunk", [1, 5, None])

@@ -12,7 +12,8 @@ from numpy.testing import assert_allclose
 
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
 from composer_replication.loss import compose_loss, sequence_logprobs
-from composer_replication.loss.batch import collate, split
+from composer_replication.loss.batch import collate
+from composer_replication.loss.micro_batches import split
 from composer_replication.policy_gradient import importance_weights
 
 LOW, HIGH = 0.7, 1.3
@@ -131,7 +132,7 @@ def test_the_correction_weighs_the_surrogate(model, batch, correction, known, ki
     assert got.metrics["rlvr/importance/mean"] == pytest.approx(np.mean(ratios))
     if known != "sampler":
         assert got.metrics["rlvr/clip_frac"] > 0.0, "nothing is clipped, so that the clip is not tested"
-    torch.testing.assert_close(sum(compose_loss(model, part, options).total for part in split(batch, 2)), got.total)
+    torch.testing.assert_close(sum(compose_loss(model, part, options).total for part in split(batch, 40)), got.total)
 
 
 def test_a_correction_needs_the_samplers_log_probs(model, batch):

@@ -100,9 +100,14 @@ def test_state_round_trip(model, new_model, kind):
     teacher.update(model)
     expected = taught(teacher, model)
     state = copy.deepcopy(teacher.state_dict())
-    resumed = make_self_teacher(kind, new_model(99))
+    start = new_model(99) if kind in ("live", "ema") else new_model()  # a frozen copy is made again from where the run began
+    resumed = make_self_teacher(kind, start)
     resumed.load_state_dict(state)
     assert torch.equal(taught(resumed, model), expected)
+    if kind in ("frozen", "trust_region"):
+        assert "model" not in state
+        with pytest.raises(CheckpointError, match=f"the {kind} self-teacher of the checkpoint has other weights"):
+            make_self_teacher(kind, new_model(99)).load_state_dict(state)
 
 
 def test_a_checkpoint_of_another_kind_is_refused(model):

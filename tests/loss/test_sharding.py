@@ -7,13 +7,14 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from ranks import in_trouble, on_ranks, refused, step, teach_twice
+from ranks import in_trouble, mixed, on_ranks, refused, step, teach_twice
 
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
 from composer_replication.distillation import make_self_teacher
 from composer_replication.loss import compose_loss
-from composer_replication.loss.batch import collate, split
+from composer_replication.loss.batch import collate
 from composer_replication.loss.forward import enable_checkpointing, update_mode, weights_digest
+from composer_replication.loss.micro_batches import split
 
 ALL_ON = {"alpha_sdpo": 0.5, "beta_replay": 0.3}
 GSPO = {"options": LossConfig(rlvr=RlvrConfig(objective="gspo"), hint=HintConfig(weight=0.5), replay=ReplayConfig(weight=0.3))}
@@ -85,7 +86,7 @@ def test_a_rank_without_inputs_makes_the_passes_of_the_other(new_model, new_make
     assert_same_step(seen, model, alone(model, batch, ALL_ON))
     assert " ".join(sorted(seen[1]["losses"][0]["off"])) == lacking.partition(",")[0]
     for rank in range(2):
-        (loss,), (part,) = seen[rank]["losses"], split(batch, 3, rank=rank, ranks=2)
+        (loss,), (part,) = seen[rank]["losses"], mixed(batch, 3, rank=rank, ranks=2)
         by_itself = compose_loss(model, part, **ALL_ON)
         assert loss["off"] == by_itself.off
         assert loss["metrics"] == pytest.approx(by_itself.metrics, rel=1e-6, abs=1e-9)
@@ -193,8 +194,8 @@ def test_micro_batches_of_any_size_give_one_gradient(new_model, new_maker, optio
 
     whole = gradient([batch])
     assert all(x.abs().max() > 1e-6 for x in whole)
-    for count in (1, 2, 4, 8):
-        parts = split(batch, 8 // count)
-        assert len(parts) == count
+    cuts = [split(batch, tokens) for tokens in (10**6, 100, 50, 1)] + [mixed(batch, size) for size in (8, 3)]
+    assert [len(parts) for parts in cuts[:1]] + [len(cuts[3])] == [2, 13]
+    for parts in cuts:
         for cut, expected in zip(gradient(parts), whole, strict=True):
             torch.testing.assert_close(cut, expected, **ROUNDING)

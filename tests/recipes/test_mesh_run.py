@@ -181,6 +181,7 @@ def test_generators_sample_from_servers_that_get_each_version_of_the_weights(run
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(WireServer("sglang", backend)).url for backend in backends]
         words = ["--steps", "3", "--rollout.engine", "sglang", "--loss.rlvr.importance", "icepop", "--loss.hint.weight", "0"]
+        words += ["--reward.effort.weight", "0.02"]  # where no verdicts differ, advantages do
         words += ["--rollout.server_url", json.dumps(urls), "--substrate.type", "ray", "--substrate.generators", str(generators)]
         config = load_config(run_file, [*words, "--substrate.max_staleness", "0"])
         check_substrate(config)

@@ -157,14 +157,14 @@ def test_a_turn_is_finished_by_a_token_that_ends_one_alone():
 
 def test_settings_follow_from_the_run_file():
     config = run(
-        rollout={"groups": 3, "group_size": 4, "temperature": 0.7, "trajectory_tokens": 200},
+        rollout={"groups": 3, "group_size": 4, "temperature": 0.7, "trajectory_tokens": 200, "context_tokens": 1000},
         loss={"rlvr": {"objective": "dr_grpo", "importance": "icepop", "importance_low": 0.25, "importance_high": 4.0}},
-        optimizer={"learning_rate": 2e-4, "micro_batch_size": 5, "max_grad_norm": 0.3},
+        optimizer={"learning_rate": 2e-4, "micro_batch_tokens": 5000, "max_grad_norm": 0.3},
     )
     found = settings(config, FILES, cpu=True)
     assert found["data.train_batch_size"] == found["actor_rollout_ref.actor.ppo_mini_batch_size"] == 3
     assert found["actor_rollout_ref.rollout.n"] == 4
-    assert found["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] == 4, "the largest that divides 12 rows"
+    assert found["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] == 4, "5 fit, and 4 divide 12 rows"
     assert found["actor_rollout_ref.actor.loss_agg_mode"] == "seq-mean-token-sum-norm"
     assert found["actor_rollout_ref.actor.loss_scale_factor"] == 200
     assert found["actor_rollout_ref.actor.optim.clip_grad"] == 0.3

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from composer_replication.config import RunConfig
-from composer_replication.loss.batch import Batch
+from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward.model_checkpoint import load_checkpoint, save_checkpoint
 from composer_replication.loss.forward.models import load_policy
+from composer_replication.observe.metrics import deterministic
 from composer_replication.trainer.learning.learner import Learner
 
 
@@ -23,7 +24,7 @@ def learn(_rank: int, config: RunConfig, batch: Batch, steps: int, sharded: bool
     return {
         "weights": learner.weights(),
         "taid": None if learner.taid is None else learner.taid.state_dict(),
-        "metrics": [dict(result.metrics) for result in seen],
+        "metrics": [deterministic(result.metrics) for result in seen],
         "off": [dict(result.off) for result in seen],
     }
 

@@ -21,7 +21,7 @@ from composer_replication.types import Hint, StopReason, Trajectory, Turn
 
 @pytest.fixture
 def learner(run_file: Path) -> Learner:
-    config = load_config(run_file, ["--loss.hint.self_teacher", "frozen", "--optimizer.micro_batch_size", "2"])
+    config = load_config(run_file, ["--loss.hint.self_teacher", "frozen", "--optimizer.micro_batch_tokens", "100"])
     policy, _ = load_policy(config.model)
     return Learner(policy, config)
 

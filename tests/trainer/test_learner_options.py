@@ -32,7 +32,12 @@ READ: dict[str, tuple[Any, dict[str, Any]]] = {
     "loss.rlvr.epsilon_low": (0.05, {}),
     "loss.rlvr.epsilon_high": (0.06, {}),
     "loss.rlvr.dppo_tau": (0.2, {"loss.rlvr.objective": "dppo"}),
+    "loss.rlvr.ratio_cap": (1.1, {"loss.rlvr.epsilon_high": 0.05}),
+    "loss.rlvr.off_policy_threshold": (0.0, {}),
+    "loss.rlvr.entropy_bonus": (0.2, {}),
     "loss.rlvr.kl_beta": (0.07, {}),
+    "loss.rlvr.kl_estimator": ("k2", {"loss.rlvr.kl_beta": 0.07}),
+    "loss.rlvr.importance_level": ("sequence", {"loss.rlvr.importance": "tis"}),
     "loss.rlvr.importance": ("tis", {}),
     "loss.rlvr.importance_low": (0.9, {"loss.rlvr.importance": "icepop"}),
     "loss.rlvr.importance_high": (1.1, {"loss.rlvr.importance": "icepop"}),
@@ -56,6 +61,7 @@ FORMS: list[tuple[dict[str, Any], HintLoss]] = [
 ]
 ELSEWHERE = {
     "loss.rlvr.advantage",
+    *("loss.rlvr.entropy_target", "loss.rlvr.entropy_step"),  # tests/trainer/test_updates.py
     *(
         f"loss.hint.{name}"
         for name in (
@@ -90,7 +96,7 @@ def composed(run_file: Path, options: dict[str, Any]) -> LossComponents:
     batch = build_batch(tokenizer, model=policy)
     now = sequence_logprobs(policy, batch["input_ids"], batch["attention_mask"], batch["response_mask"]).detach()
     noise = 0.6 * torch.randn_like(now)
-    batch |= {"advantages": -noise, "old_logprobs": now + noise, "ref_logprobs": now + 0.1}
+    batch |= {"advantages": -noise - 0.3, "old_logprobs": now + noise, "ref_logprobs": now + 0.1}
     batch |= {"sampler_logprobs": now - noise, "dpo_chosen_ref_logprobs": batch["dpo_chosen_ref_logprobs"] - 0.5}
     return compose_loss(policy, batch, config.loss, temperature=config.rollout.temperature, self_teacher=teacher, strict=True)
 
@@ -125,10 +131,11 @@ def test_the_learner_hands_on_the_options_themselves(run_file: Path, monkeypatch
     torch.manual_seed(0)
     policy, tokenizer = load_policy(config.model)
     Learner(policy, config).update(build_batch(tokenizer, model=policy))
-    ((inputs, given),) = seen
-    assert inputs[2] is config.loss
-    assert (given["taid_t"], given["temperature"]) == (0.4, 0.7)
-    assert (type(given["self_teacher"]), given["self_teacher"].rate) == (EMATeacher, 0.2)
+    assert len(seen) == 2, "rows and pairs"
+    for inputs, given in seen:
+        assert inputs[2] is config.loss
+        assert (given["taid_t"], given["temperature"]) == (0.4, 0.7)
+        assert (type(given["self_teacher"]), given["self_teacher"].rate) == (EMATeacher, 0.2)
 
 
 @pytest.mark.parametrize(("options", "expected"), FORMS, ids=lambda x: x.get("form") if isinstance(x, dict) else "")

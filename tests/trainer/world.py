@@ -70,7 +70,7 @@ context_tokens = 640
 max_turns = 4
 [optimizer]
 learning_rate = 1e-3
-micro_batch_size = 4
+micro_batch_tokens = 2560
 [eval]
 every = 2
 samples = 2

@@ -170,7 +170,7 @@ def test_one_gradient(run_file, on_mesh, tmp_path):
     """The trainer of a mesh finds the gradient that `compose_loss` finds on the same batch."""
     fixed = case()
     config = load_config(run_file, [])
-    optimizer = config.optimizer.model_copy(update={"max_grad_norm": 1e9, "micro_batch_size": 2})
+    optimizer = config.optimizer.model_copy(update={"max_grad_norm": 1e9, "micro_batch_tokens": 64})
     model = config.model.model_copy(update={"path": str(fixed.save(tmp_path / "policy"))})
     config = config.model_copy(update={"loss": LOSS, "optimizer": optimizer, "model": model})
     run_dir = RunDir.create(run_file.parent / "runs" / "gradient")

@@ -97,7 +97,7 @@ def test_a_call_goes_through_the_endpoint_of_its_role(on_mesh, monkeypatch):
 def test_two_trainers_find_the_gradient_of_one(run_file, on_mesh, tmp_path):
     fixed = case()
     config = load_config(run_file, [])
-    optimizer = config.optimizer.model_copy(update={"max_grad_norm": 1e9, "micro_batch_size": 1})
+    optimizer = config.optimizer.model_copy(update={"max_grad_norm": 1e9, "micro_batch_tokens": 1})
     model = config.model.model_copy(update={"path": str(fixed.save(tmp_path / "policy"))})
     config = config.model_copy(update={"loss": LOSS, "optimizer": optimizer, "model": model})
     run_dir = RunDir.create(tmp_path / "gradient")

@@ -25,7 +25,7 @@ def config(tmp_path):
         {
             "model": {"path": str(tmp_path)},
             "tasks": {"train": str(tmp_path)},
-            "optimizer": {"max_grad_norm": 1e9, "micro_batch_size": 1, "learning_rate": 0.01},
+            "optimizer": {"max_grad_norm": 1e9, "micro_batch_tokens": 1, "learning_rate": 0.01},
         }
     )
     return made.model_copy(update={"loss": LOSS})

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
 from composer_replication.distillation import make_self_teacher
 from composer_replication.loss import compose_loss, sequence_logprobs
-from composer_replication.loss.batch import Batch, collate
+from composer_replication.loss.batch import collate
+from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward.models import save_policy
 from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.types import Group, HintedTurn, Pair, StopReason, Trajectory, Turn

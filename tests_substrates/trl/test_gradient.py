@@ -73,7 +73,7 @@ class _nothing:  # noqa: N801 - stands for a function
         return None
 
 
-@pytest.mark.parametrize("objective", ["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo"])
+@pytest.mark.parametrize("objective", ["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo"])
 def test_every_objective_of_a_run_file(case, tmp_path, objective):
     """With one trajectory unscored, which is in no denominator."""
     loss = LossConfig(
@@ -83,8 +83,8 @@ def test_every_objective_of_a_run_file(case, tmp_path, objective):
         model=ModelConfig(path="policy"),
         tasks=TasksConfig(train=tmp_path),
         loss=loss,
-        rollout=RolloutConfig(groups=2, group_size=2, trajectory_tokens=20),
-        optimizer=OptimizerConfig(micro_batch_size=2, max_grad_norm=1e9),
+        rollout=RolloutConfig(groups=2, group_size=2, trajectory_tokens=20, context_tokens=100),
+        optimizer=OptimizerConfig(micro_batch_tokens=200, max_grad_norm=1e9),
     )
     keep = ("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "max_completion_length", "beta")
     config = {name: value for name, value in grpo_options(run, tmp_path).items() if name in keep}

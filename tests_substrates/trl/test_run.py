@@ -82,7 +82,7 @@ pairs_per_step = 4
 self_teacher = "ema"
 [optimizer]
 learning_rate = 1e-3
-micro_batch_size = 3
+micro_batch_tokens = 1920
 [eval]
 every = 2
 samples = 2
@@ -174,7 +174,8 @@ def test_adapters_by_an_option(run_file):
 REFUSED = [
     (["--loss.rlvr.objective", "dppo"], "loss.rlvr.objective = dppo: TRL has no such surrogate"),
     (["--rollout.refills", "1"], "rollout.refills = 1: a step takes a fixed number of rollouts"),
-    (["--optimizer.micro_batch_size", "4"], "optimizer.micro_batch_size = 4 does not divide the 6 rollouts"),
+    (["--optimizer.epochs", "2"], "optimizer.epochs = 2: a step of the run is an optimizer step of TRL's"),
+    (["--loss.rlvr.entropy_bonus", "0.1"], "loss.rlvr.entropy_bonus = 0.1: TRL averages entropies over each micro-batch"),
     (["--substrate.options.max_steps", "9"], "substrate.options.max_steps is not free"),
     (["--substrate.options.bogus", "1"], "substrate.options.bogus is no field of GRPOConfig"),
     (["--substrate.options.peft.bogus", "1"], "substrate.options.peft.bogus is no field of LoraConfig"),

@@ -87,7 +87,7 @@ def batch_of_run(
     from verl.workers.utils.padding import response_from_nested, response_to_nested
 
     temperature = config.rollout.temperature
-    data = settled(batch_of(case, 2), config.optimizer.micro_batch_size, temperature)
+    data = settled(batch_of(case, 2), 2, temperature)
     mask = data["response_mask"]
     if reference is not None:
         pieces = [

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 TOLERANCE = 2e-5
 """Of ||difference|| / ||gradient||, in float32."""
-NO_CLIP = {"max_grad_norm": 1e9, "micro_batch_size": 2, "learning_rate": 1e-3}
+NO_CLIP = {"max_grad_norm": 1e9, "micro_batch_tokens": 64, "learning_rate": 1e-3}
 TIS = {"importance": "tis", "importance_high": 1.1}
 ICEPOP = {"importance": "icepop", "importance_low": 0.8, "importance_high": 1.2}
 

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple
 
 from torch import Tensor
 
-Result: TypeAlias = tuple[Tensor, dict[str, float]]
-"""A channel's value (0-dim, with gradient) and its metrics."""
+from composer_replication.loss.forward import FusedRows, PlainRows
+from composer_replication.loss.metrics import Pull
+
+
+class Result(NamedTuple):
+    """What a channel finds."""
+
+    value: Tensor
+    """0-dim, with gradient."""
+    metrics: dict[str, float]
+    pull: Pull
+
+
+def watched(rows: FusedRows | PlainRows) -> Pull:
+    """Return the pull of a channel that reads these rows and no others."""
+    pull = Pull()
+    pull.watch(rows.hidden if isinstance(rows, FusedRows) else rows.values)
+    return pull
 
 
 def divisor(weights: Tensor, denominator: Tensor | None, name: str) -> Tensor:

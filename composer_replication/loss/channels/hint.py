@@ -20,7 +20,7 @@ from composer_replication.distillation import (
     TeacherPart,
     TopKJSD,
 )
-from composer_replication.loss.channels.common import Result, divisor
+from composer_replication.loss.channels.common import Result, divisor, watched
 from composer_replication.loss.forward import (
     Forward,
     FusedRows,
@@ -71,13 +71,15 @@ def hint_channel(
     parts = self_teacher.parts(model)
     teacher = [(part.share, _teacher_rows(part, prefix if part.is_live(model) else None, batch, compared)) for part in parts]
     rows = student.rows(compared.row, compared.student_at)
+    pull = watched(rows)
     tokens = batch["input_ids"][compared.row, compared.student_at]
     value, losses = divergence_of(rows, teacher, tokens, loss, weight * shares, options.temperature)
-    return value, {
+    metrics = {
         "hint/loss": value.item() / weight,
         "hint/tokens": float(len(shares)),
         f"hint/{loss.name}/mean": losses.mean().item(),
     }
+    return Result(value, metrics, pull)
 
 
 def divergence_form(options: HintConfig, taid_t: float | None) -> HintLoss:

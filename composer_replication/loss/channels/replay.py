@@ -10,15 +10,17 @@ from torch.nn.functional import pad
 
 from composer_replication.config import ReplayConfig
 from composer_replication.distillation import dpo_loss, simpo_loss
-from composer_replication.loss.channels.common import Result, divisor
+from composer_replication.loss.channels.common import Result, divisor, watched
 from composer_replication.loss.forward import common_prefix, forward, read_on_top, read_prefix, why_no_prefix
+from composer_replication.loss.metrics import Pull
 
 _SIDES = ("chosen", "rejected")
 
 
 def replay_channel(model: nn.Module, batch: Mapping[str, Tensor], options: ReplayConfig) -> Result:
     """Return the weighted mean of DPO's or SimPO's loss over the pairs, without `options.weight`."""
-    (chosen, chosen_tokens), (rejected, rejected_tokens) = _pair_logps(model, batch)
+    (chosen, chosen_tokens), (rejected, rejected_tokens), pull = _pair_logps(model, batch)
+    chosen_sum, rejected_sum = chosen.detach(), rejected.detach()
     weights = batch.get("dpo_weights", torch.ones_like(chosen))
     if options.variant == "dpo":
         ref_chosen, ref_rejected = batch["dpo_chosen_ref_logprobs"], batch["dpo_rejected_ref_logprobs"]
@@ -29,16 +31,20 @@ def replay_channel(model: nn.Module, batch: Mapping[str, Tensor], options: Repla
         losses = simpo_loss(chosen, rejected, options.simpo_beta, options.simpo_gamma, weights=weights, reduction="none")
         margin = options.simpo_beta * (chosen - rejected).detach()
     value = losses.sum() / divisor(weights, batch.get("replay_denominator"), "replay_denominator")
-    return value, {
+    metrics = {
         "replay/loss": value.item(),
         "replay/pairs": float(len(margin)),
         "replay/accuracy": (margin > 0).float().mean().item(),
         "replay/margin/mean": margin.mean().item(),
+        "replay/chosen/logprob/mean": (chosen_sum / chosen_tokens.clamp(min=1)).mean().item(),
+        "replay/rejected/logprob/mean": (rejected_sum / rejected_tokens.clamp(min=1)).mean().item(),
     }
+    return Result(value, metrics, pull)
 
 
-def _pair_logps(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return the summed log-prob [P] and the number of response tokens [P] of the chosen and of the rejected answers."""
+def _pair_logps(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Pull]:
+    """Return the summed log-prob [P] and the number of response tokens [P] of the chosen and of the rejected answers, and the
+    channel's pull."""
     ids, mask, wanted = _both_sides(batch)
     pairs = len(ids) // 2
     row, position = wanted.nonzero(as_tuple=True)
@@ -49,10 +55,11 @@ def _pair_logps(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[tuple[Te
         rows = read_on_top(model, prefix, owner, shared.repeat(2), ids, mask, row, position)
     else:
         rows = forward(model, ids, mask).rows(row, position)
+    pull = watched(rows)
     logprobs = rows.logprobs(ids[row, position]).logprobs
     chosen, rejected = logprobs.new_zeros(len(ids)).index_add(0, row, logprobs).view(2, pairs)
     chosen_tokens, rejected_tokens = wanted.sum(-1).view(2, pairs)
-    return (chosen, chosen_tokens), (rejected, rejected_tokens)
+    return (chosen, chosen_tokens), (rejected, rejected_tokens), pull
 
 
 def _shared_prompt(ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:

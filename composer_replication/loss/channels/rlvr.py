@@ -10,9 +10,17 @@ from torch import Tensor
 
 from composer_replication.config import RlvrConfig
 from composer_replication.kernels import TokenScores
-from composer_replication.loss.channels.common import Result, divisor
+from composer_replication.loss.channels.common import Result, divisor, watched
 from composer_replication.loss.forward import Forward
-from composer_replication.policy_gradient import Surrogate, importance_weights, kl_k3, surrogate, surrogate_of
+from composer_replication.policy_gradient import (
+    Surrogate,
+    importance_weights,
+    kl_k3,
+    kl_to_reference,
+    off_policy_mask,
+    surrogate,
+    surrogate_of,
+)
 
 
 def token_weights(batch: Mapping[str, Tensor]) -> Tensor:
@@ -32,6 +40,17 @@ def token_weights(batch: Mapping[str, Tensor]) -> Tensor:
     return weights
 
 
+def teaching_tokens(batch: Mapping[str, Tensor], options: RlvrConfig) -> Tensor:
+    """Return which tokens [B, T] can have a gradient: those with a weight, and of the policy gradient only those with an
+    advantage where no KL, entropy bonus or pull on the ratio (`dppo`) acts on the others."""
+    weighted = token_weights(batch) != 0
+    everywhere = options.kl_beta > 0 or options.has_entropy_bonus or options.objective == "dppo"
+    if "advantages" not in batch or everywhere:
+        return weighted
+    advantages = batch["advantages"]
+    return weighted & ((advantages.unsqueeze(-1) if advantages.dim() == 1 else advantages) != 0)
+
+
 def rlvr_channel(student: Forward, batch: Mapping[str, Tensor], options: RlvrConfig, temperature: float) -> Result:
     """Return the policy gradient where the batch has advantages, else LM cross-entropy.
 
@@ -49,12 +68,15 @@ def cross_entropy(student: Forward, batch: Mapping[str, Tensor]) -> Result:
     if bool((targets < 0).any()):
         raise ValueError("rlvr_weights is not 0 where labels has no token (-100): set it to 0 there")
     shares = weights[row, position] / divisor(weights, batch.get("rlvr_denominator"), "rlvr_denominator")
-    value, _ = student.rows(row, position).token_loss(targets, lambda logprobs, rows: -shares[rows] * logprobs, 1.0)
-    return value, {"lm_ce/loss": value.item(), "lm_ce/tokens": float(len(row))}
+    predicted = student.rows(row, position)
+    pull = watched(predicted)
+    value, _ = predicted.token_loss(targets, lambda logprobs, rows: -shares[rows] * logprobs, 1.0)
+    return Result(value, {"lm_ce/loss": value.item(), "lm_ce/tokens": float(len(row))}, pull)
 
 
 def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: RlvrConfig, temperature: float) -> Result:
-    """Compute the surrogate on sampled tokens, plus the KL to the reference where `kl_beta` > 0.
+    """Compute the surrogate on sampled tokens, plus the KL to the reference where `kl_beta` > 0, less the entropy where
+    `entropy_bonus` > 0. All three are averaged in the same way.
 
     Raises ValueError when the batch lacks the log-probs that an option needs, and when what is read of a token with a weight is
     not finite: a log-ratio of infinity would be clamped to some number, as if it had been measured.
@@ -68,30 +90,22 @@ def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: Rlvr
         return shares[rows] * tokens.losses(logprobs, rows, row[rows], options)
 
     predicted, targets = student.rows(row, position), batch["input_ids"][row, position]
-    if surrogate_of(options.objective) == "gspo":  # a token's derivative depends on its whole sequence
-        scores = predicted.logprobs(targets, temperature)
+    pull = watched(predicted)
+    bonus = options.entropy_bonus * shares if options.entropy_bonus > 0 else None
+    if options.whole_sequences:  # a token's derivative depends on its whole sequence
+        scores = predicted.logprobs(targets, temperature, entropy_gradient=bonus is not None)
         value = loss(scores.logprobs, slice(None)).sum()
-        scores = TokenScores(scores.logprobs.detach(), scores.entropy)
+        if bonus is not None:
+            value = value - (bonus * scores.entropy).sum()
+        scores = TokenScores(scores.logprobs.detach(), scores.entropy.detach())
     else:
-        value, scores = predicted.token_loss(targets, loss, temperature)
-    found = tokens.surrogate(scores.logprobs, slice(None), row, options)
-    before = tokens.sampler if tokens.old is None else tokens.old
-    before = scores.logprobs if before is None else before
-    metrics = {
+        value, scores = predicted.token_loss(targets, loss, temperature, entropy_weights=None if bonus is None else -bonus)
+    metrics = tokens.metrics(scores, row, options) | {
         "rlvr/dropped/tokens": float(batch.get("dropped_tokens", 0)),
         "rlvr/loss": value.item(),
         "rlvr/tokens": float(len(row)),
-        "rlvr/ratio/max": found.ratio.max().item(),
-        "rlvr/clip_frac": found.clipped.float().mean().item(),
-        "rlvr/kl_k3": kl_k3(before, scores.logprobs).mean().item(),
-        "rlvr/entropy/mean": scores.entropy.mean().item(),
     }
-    corrections = tokens.corrections(scores.logprobs, slice(None), options)
-    if corrections is not None:
-        metrics |= {"rlvr/importance/mean": corrections.mean().item(), "rlvr/importance/max": corrections.max().item()}
-    if tokens.reference is not None:
-        metrics["rlvr/kl_ref/mean"] = kl_k3(scores.logprobs, tokens.reference).mean().item()
-    return value, metrics
+    return Result(value, metrics, pull)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +114,7 @@ class TokenStreams:
 
     advantages: Tensor
     old: Tensor | None
-    """None: the current log-probs, that is exactly on-policy."""
+    """Of the proximal policy, to which ratios are taken. None: the current log-probs, that is exactly on-policy."""
     reference: Tensor | None
     sampler: Tensor | None
     """The engine's log-probs of the sampled tokens, when they are to be corrected for."""
@@ -130,13 +144,24 @@ class TokenStreams:
             sampler=stream("sampler_logprobs", options.importance != "none", "an importance correction"),
         )
 
-    def corrections(self, logprobs: Tensor, rows: slice, options: RlvrConfig) -> Tensor | None:
+    def sampled(self, rows: slice) -> Tensor | None:
+        """Return the log-probs of the policy that sampled, as far as they are known; None where it is the current one."""
+        known = self.old if self.sampler is None else self.sampler
+        return None if known is None else known[rows]
+
+    def corrections(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrConfig) -> Tensor | None:
         """Return the importance weights of the surrogate; the KL term has none, as in TRL."""
         if self.sampler is None or options.importance == "none":
             return None
         scored = logprobs if self.old is None else self.old[rows]
-        low, high = options.importance_low, options.importance_high
-        return importance_weights(scored, self.sampler[rows], options.importance, low=low, high=high)
+        return importance_weights(
+            scored,
+            self.sampler[rows],
+            options.importance,
+            low=options.importance_low,
+            high=options.importance_high,
+            sequence=sequence if options.importance_level == "sequence" else None,
+        )
 
     def surrogate(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrConfig) -> Surrogate:
         return surrogate(
@@ -148,11 +173,52 @@ class TokenStreams:
             epsilon_high=options.epsilon_high,
             sequence=sequence,
             tau=options.dppo_tau,
+            ratio_cap=options.ratio_cap,
         )
+
+    def kept(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrConfig) -> Tensor | None:
+        """Return 0 for tokens of sequences that the policy has left behind, else 1; None without such a limit."""
+        sampled = self.sampled(rows)
+        if options.off_policy_threshold is None or sampled is None:
+            return None
+        return off_policy_mask(logprobs, sampled, self.advantages[rows], sequence, options.off_policy_threshold)
 
     def losses(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrConfig) -> Tensor:
         losses = self.surrogate(logprobs, rows, sequence, options).loss
-        corrections = self.corrections(logprobs, rows, options)
+        for factors in (self.kept(logprobs, rows, sequence, options), self.corrections(logprobs, rows, sequence, options)):
+            losses = losses if factors is None else factors * losses
+        if self.reference is None:
+            return losses
+        sampled = self.sampled(rows)
+        kl = kl_to_reference(logprobs, self.reference[rows], options.kl_estimator, sampled_logprobs=sampled)
+        return losses + options.kl_beta * kl
+
+    def metrics(self, scores: TokenScores, sequence: Tensor, options: RlvrConfig) -> dict[str, float]:
+        """Return the metrics of all tokens: means, but for `*/min` and `*/max`."""
+        every, logprobs = slice(None), scores.logprobs
+        found = self.surrogate(logprobs, every, sequence, options)
+        sampled = self.sampled(every)
+        values = {
+            "rlvr/ratio/mean": found.ratio,
+            "rlvr/clip_frac": found.clipped,
+            "rlvr/clip_frac/low": found.clipped & (found.ratio < 1.0),
+            "rlvr/clip_frac/high": found.clipped & (found.ratio > 1.0),
+            "rlvr/kl_k3": kl_k3(logprobs if sampled is None else sampled, logprobs),
+            "rlvr/entropy/mean": scores.entropy,
+        }
+        extremes = {"rlvr/ratio/max": found.ratio.max().item(), "rlvr/ratio/min": found.ratio.min().item()}
+        kept = self.kept(logprobs, every, sequence, options)
+        if kept is not None:
+            values["rlvr/off_policy_frac"] = 1.0 - kept
+        corrections = self.corrections(logprobs, every, sequence, options)
         if corrections is not None:
-            losses = corrections * losses
-        return losses if self.reference is None else losses + options.kl_beta * kl_k3(logprobs, self.reference[rows])
+            at_limit = corrections == (options.importance_high if options.importance == "tis" else 0.0)
+            values |= {
+                "rlvr/importance/mean": corrections,
+                "rlvr/importance/square/mean": corrections**2,
+                "rlvr/importance/limited_frac": at_limit,
+            }
+            extremes["rlvr/importance/max"] = corrections.max().item()
+        if self.reference is not None:
+            values["rlvr/kl_ref/mean"] = kl_k3(logprobs, self.reference)
+        return {name: value.float().mean().item() for name, value in values.items()} | extremes

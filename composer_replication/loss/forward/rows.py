@@ -41,12 +41,15 @@ class FusedRows:
     """[n, H]."""
     head: Head
 
-    def token_loss(self, targets: Tensor, loss: TokenLoss, temperature: float) -> tuple[Tensor, TokenScores]:
-        """Return the sum of `loss` over the rows, and each row's log-prob and entropy; see `fused_token_loss`."""
-        return fused_token_loss(self.hidden, self.head, targets, loss, temperature=temperature)
+    def token_loss(
+        self, targets: Tensor, loss: TokenLoss, temperature: float, *, entropy_weights: Tensor | None = None
+    ) -> tuple[Tensor, TokenScores]:
+        """Return the sum of `loss` and of weighted entropies over the rows, and each row's log-prob and entropy; see
+        `fused_token_loss`."""
+        return fused_token_loss(self.hidden, self.head, targets, loss, temperature=temperature, entropy_weights=entropy_weights)
 
-    def logprobs(self, targets: Tensor, temperature: float = 1.0) -> TokenScores:
-        """Return differentiable log-probs [n] and entropies [n]."""
+    def logprobs(self, targets: Tensor, temperature: float = 1.0, *, entropy_gradient: bool = False) -> TokenScores:  # noqa: ARG002
+        """Return differentiable log-probs [n] and entropies [n], which are differentiable here at no cost."""
         return fused_logprobs(self.hidden, self.head, targets, temperature=temperature)
 
     def logits(self) -> Tensor:
@@ -60,12 +63,18 @@ class PlainRows:
 
     values: Tensor
 
-    def token_loss(self, targets: Tensor, loss: TokenLoss, temperature: float) -> tuple[Tensor, TokenScores]:
-        logprobs, entropy = self.logprobs(targets, temperature)
-        return loss(logprobs, slice(0, len(logprobs))).sum(), TokenScores(logprobs.detach(), entropy)
+    def token_loss(
+        self, targets: Tensor, loss: TokenLoss, temperature: float, *, entropy_weights: Tensor | None = None
+    ) -> tuple[Tensor, TokenScores]:
+        logprobs, entropy = self.logprobs(targets, temperature, entropy_gradient=entropy_weights is not None)
+        value = loss(logprobs, slice(0, len(logprobs))).sum()
+        if entropy_weights is not None:
+            value = value + (entropy_weights * entropy).sum()
+        return value, TokenScores(logprobs.detach(), entropy.detach())
 
-    def logprobs(self, targets: Tensor, temperature: float = 1.0) -> TokenScores:
-        return TokenScores(*token_logprobs(self.values, targets, temperature=temperature))
+    def logprobs(self, targets: Tensor, temperature: float = 1.0, *, entropy_gradient: bool = False) -> TokenScores:
+        found = token_logprobs(self.values, targets, temperature=temperature, entropy_gradient=entropy_gradient)
+        return TokenScores(*found)
 
     def logits(self) -> Tensor:
         return self.values

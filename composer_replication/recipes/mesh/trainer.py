@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from composer_replication.config import RunConfig
-from composer_replication.loss.batch import Batch
+from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import save_checkpoint
 from composer_replication.loss.forward.models import load_policy

@@ -10,14 +10,15 @@ import traceback
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from composer_replication.recipes.mesh.actor_shell import ActorShell, CallResult
 from composer_replication.recipes.mesh.processes import Process
 from composer_replication.recipes.monarch.library import Actor, Port, endpoint
-from composer_replication.recipes.monarch.processes import settle
-from composer_replication.recipes.monarch.weights import MonarchPort
 from composer_replication.types.errors import BackendError
+
+if TYPE_CHECKING:
+    from composer_replication.recipes.monarch.weights import MonarchPort
 
 
 class Host(Actor):
@@ -46,6 +47,9 @@ class Host(Actor):
     @endpoint(explicit_response_port=True)
     async def build(self, reply: Port, host: Any, rank: int, env: Mapping[str, str], build: Any, args: tuple[Any, ...]) -> None:
         """Make the object. `host` is this actor as others reach it."""
+        from composer_replication.recipes.monarch.processes import settle  # both need Monarch; the class can be read without
+        from composer_replication.recipes.monarch.weights import MonarchPort
+
         settle()
         os.environ.update(env)
         self._port = MonarchPort(host, rank)

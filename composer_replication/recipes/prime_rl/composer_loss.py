@@ -98,7 +98,7 @@ def loss_fn(
     everything, sequence = slice(None), torch.zeros_like(now, dtype=torch.int64)
     losses = tokens.losses(now, everything, sequence, rlvr)
     metrics = _metrics(tokens.surrogate(now.detach(), everything, sequence, rlvr), now, sampled, inputs.loss_mask)
-    corrections = tokens.corrections(now.detach(), everything, rlvr)
+    corrections = tokens.corrections(now.detach(), everything, sequence, rlvr)
     if corrections is not None:
         metrics |= {"rlvr/importance/mean": _mean(corrections), "rlvr/importance/max": _max(corrections)}
     if tokens.reference is not None:

@@ -19,7 +19,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig
 from composer_replication.distillation import EMATeacher, SelfTeacher, TAIDScheduler, make_self_teacher
 from composer_replication.loss import LossComponents, compose_loss
-from composer_replication.loss.batch import Batch, collate
+from composer_replication.loss.batch import collate
+from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import (
     Forward,
     LogprobCache,
@@ -273,10 +274,17 @@ class ComposerReplicationTrainer(GRPOTrainer):
             )
         scored = self._present_logprobs(out) if out.get("old_per_token_logps") is None else out["old_per_token_logps"]
         mask = out["completion_mask"] * out.get("tool_mask", 1)
-        weights = importance_weights(scored, sampled, rlvr.importance, low=rlvr.importance_low, high=rlvr.importance_high)
-        weights = torch.where(mask != 0, weights, 0.0)
+        row, column = mask.nonzero(as_tuple=True)
+        used = importance_weights(
+            scored[row, column],
+            sampled[row, column],
+            rlvr.importance,
+            low=rlvr.importance_low,
+            high=rlvr.importance_high,
+            sequence=row if rlvr.importance_level == "sequence" else None,
+        )
+        weights = torch.zeros_like(scored).index_put((row, column), used.to(scored))
         out["advantages"] = out["advantages"].unsqueeze(-1) * weights
-        used = weights[mask != 0]
         if used.numel():
             self._metrics["train"]["rlvr/importance/mean"].append(used.mean().item())
             self._metrics["train"]["rlvr/importance/max"].append(used.max().item())

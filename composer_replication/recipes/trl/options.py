@@ -44,12 +44,6 @@ _CHOICES = {
 def check(config: RunConfig) -> None:
     """Raise ConfigError when an arm asks for what GRPOTrainer cannot express, or sets an option that is not free."""
     refuse(config, "trl")
-    rollouts, micro = config.rollout.groups * config.rollout.group_size, config.optimizer.micro_batch_size
-    if rollouts % micro:
-        raise ConfigError(
-            f"optimizer.micro_batch_size = {micro} does not divide the {rollouts} rollouts of a step, as substrate trl needs",
-            fix=f"take a divisor of {rollouts}, or set substrate.type = local, monarch or ray",
-        )
     for name, value in config.substrate.options.items():
         if name in _OURS or name.startswith("vllm_"):
             raise ConfigError(
@@ -65,7 +59,8 @@ def check(config: RunConfig) -> None:
 def grpo_options(config: RunConfig, folder: Path) -> dict[str, Any]:
     """Return the fields of GRPOConfig that follow from an arm's configuration; `substrate.options` override them."""
     rlvr, rollout, optimizer = config.loss.rlvr, config.rollout, config.optimizer
-    parts = rollout.groups * rollout.group_size // optimizer.micro_batch_size
+    rollouts = rollout.groups * rollout.group_size
+    micro = config.trajectories_per_pass(rollouts)
     low, high = thresholds("cispo" if rlvr.objective == "cispo" else "ppo", rlvr.epsilon_low, rlvr.epsilon_high)
     if rlvr.objective == "gspo":
         low, high = thresholds("gspo", rlvr.epsilon_low, rlvr.epsilon_high)
@@ -73,8 +68,8 @@ def grpo_options(config: RunConfig, folder: Path) -> dict[str, Any]:
         "output_dir": str(folder),
         "max_steps": config.steps,
         "seed": config.seed % (1 << 32),
-        "per_device_train_batch_size": optimizer.micro_batch_size,
-        "gradient_accumulation_steps": parts,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": rollouts // micro,
         "num_generations": rollout.group_size,
         "max_completion_length": rollout.trajectory_tokens,  # what dr_grpo divides by; our budgets cut, not this
         "temperature": rollout.temperature,
@@ -83,7 +78,9 @@ def grpo_options(config: RunConfig, folder: Path) -> dict[str, Any]:
         "epsilon": low,
         "epsilon_high": 1.0 + high if rlvr.objective == "cispo" else high,  # there TRL limits the ratio itself
         "beta": rlvr.kl_beta,
-        "use_bias_correction_kl": False,
+        "use_bias_correction_kl": rlvr.kl_estimator == "unbiased",
+        "delta": rlvr.ratio_cap,
+        "off_policy_mask_threshold": rlvr.off_policy_threshold,
         "learning_rate": optimizer.learning_rate,
         "max_grad_norm": optimizer.max_grad_norm,
         "activation_checkpointing": optimizer.gradient_checkpointing,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composer_replication.loss.batch import Batch
+from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import Forward
 
 PREFIX = "composer_"

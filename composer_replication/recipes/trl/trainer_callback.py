@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from composer_replication.distillation import SelfTeacher, TAIDScheduler
 from composer_replication.loss import LossComponents
-from composer_replication.trainer.learning.learner import merge_metrics
+from composer_replication.loss.metrics import merge_metrics
 from composer_replication.types.errors import CheckpointError
 
 _STATE_FILE = "composer.pt"

@@ -16,7 +16,8 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from composer_replication.loss.batch import Batch, collate
+from composer_replication.loss.batch import collate
+from composer_replication.loss.batch_keys import Batch
 from composer_replication.types import HintedTurn, Pair, StopReason, Trajectory, Turn, Unscored, to_json
 
 COLUMN = "composer"

@@ -25,16 +25,19 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from composer_replication.distillation import SelfTeacher, TAIDScheduler, make_self_teacher
-from composer_replication.loss.batch import Batch, collate, split
+from composer_replication.loss.batch import collate
+from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.channels.dummy_inputs import with_dummy_inputs
 from composer_replication.loss.channels.hint import hint_channel
 from composer_replication.loss.channels.replay import replay_channel
 from composer_replication.loss.forward import Forward, in_lockstep, update_mode
 from composer_replication.loss.forward.rows import PlainRows
+from composer_replication.loss.metrics import merge_metrics
+from composer_replication.loss.micro_batches import split
 from composer_replication.recipes.verl.columns import Row, hint_batch, rows_of
 from composer_replication.recipes.verl.plan import ArmPlan
 from composer_replication.recipes.verl.policy_loss import kl_loss
-from composer_replication.trainer.learning.learner import merge_metrics, rate_share
+from composer_replication.trainer.learning.learner import rate_share
 from composer_replication.types.errors import ModelError
 
 _DENOMINATOR = "composer_hint_denominator"
@@ -110,9 +113,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         self._count(data, rows)
         self.optimizer_zero_grad()
         outputs: dict[str, Any] = self.forward_backward_batch(data, partial(_add_ours, loss_function))
-        parts = outputs["metrics"].pop(_PART) + self._pairs(
-            rows, int(tu.get_non_tensor_data(data, "micro_batch_size_per_gpu", 1))
-        )
+        parts = outputs["metrics"].pop(_PART) + self._pairs(rows)
         norm = self.optimizer_step()
         if not math.isfinite(norm):
             raise ModelError("the gradient is not finite", fix="lower optimizer.learning_rate in a new run")
@@ -177,8 +178,8 @@ class ComposerEngine(FSDPEngineWithLMHead):
         packed = tu.get_non_tensor_data(micro_batch, "use_remove_padding", True)
         student = _Packed(logits, ids.offsets()) if packed else Forward(logits, None)
         taid_t = None if self.taid is None else self.taid.t
-        value, metrics = hint_channel(self.module, student, None, batch, self.self_teacher, self.loss.hint, taid_t)
-        return value * self.get_data_parallel_size(), metrics if hinted else {}
+        found = hint_channel(self.module, student, None, batch, self.self_teacher, self.loss.hint, taid_t)
+        return found.value * self.get_data_parallel_size(), found.metrics if hinted else {}
 
     def _teacher_is_sharded(self) -> bool:
         """Return whether a pass of the self-teacher waits for the other ranks' passes."""
@@ -187,14 +188,15 @@ class ComposerEngine(FSDPEngineWithLMHead):
 
     # --- pairs
 
-    def _pairs(self, rows: list[Row], size: int) -> list[dict[str, float]]:
-        """Run forward and backward passes over all ranks' pairs, `size` at a time; return the metrics of this rank's."""
+    def _pairs(self, rows: list[Row]) -> list[dict[str, float]]:
+        """Run forward and backward passes over all ranks' pairs; return the metrics of this rank's."""
         replay = self.loss.replay
         pairs = {pair.pair_id: pair for mine in self._gathered([p for row in rows for p in row.pairs]) for pair in mine}
         if replay.weight == 0 or not pairs:
             return []
         batch = collate([], None, (), [pairs[name] for name in sorted(pairs)], pad_id=0)
-        shares = split(batch, size, rank=self.get_data_parallel_rank(), ranks=self.get_data_parallel_size())
+        tokens = ArmPlan.required().config.optimizer.micro_batch_tokens
+        shares = split(batch, tokens, rank=self.get_data_parallel_rank(), ranks=self.get_data_parallel_size())
         return [self._pair_part(part) for part in shares]
 
     def _pair_part(self, part: Batch) -> dict[str, float]:
@@ -204,9 +206,9 @@ class ComposerEngine(FSDPEngineWithLMHead):
         if not mine:
             part = with_dummy_inputs(part, {"replay"}, {"hint": 0.0, "replay": replay.weight}, device)
         with self._autocast():
-            value, metrics = replay_channel(self.module, part, replay)
-        (replay.weight * value * self.get_data_parallel_size()).backward()
-        return metrics if mine else {}
+            found = replay_channel(self.module, part, replay)
+        (replay.weight * found.value * self.get_data_parallel_size()).backward()
+        return found.metrics if mine else {}
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """Return the autocast context in which verl runs its passes."""

@@ -50,6 +50,7 @@ _FREE = tuple(
 AGGREGATION: Mapping[Objective, str] = {
     "grpo": "seq-mean-token-mean",
     "gspo": "seq-mean-token-mean",
+    "sapo": "seq-mean-token-mean",
     "dr_grpo": "seq-mean-token-sum-norm",
     "dapo": "token-mean",
     "bnpo": "token-mean",
@@ -133,7 +134,7 @@ def settings(config: RunConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     """Return verl's settings by dotted name, as hydra takes them."""
     rollout, optimizer = config.rollout, config.optimizer
     rows = rollout.groups * rollout.group_size // _ranks(config)
-    micro = max(size for size in range(1, min(optimizer.micro_batch_size, rows) + 1) if rows % size == 0)
+    micro = config.trajectories_per_pass(rows)
     validates = files.held_out is not None
     found: dict[str, Any] = {
         "hydra.run.dir": files.outputs,
@@ -212,7 +213,8 @@ def _correction(config: RunConfig) -> dict[str, Any]:
         return {"algorithm.rollout_correction.bypass_mode": True}
     high = f"{rlvr.importance_high}"
     limits = high if rlvr.importance == "tis" else f"{rlvr.importance_low}_{high}"
-    return {"algorithm.rollout_correction.rollout_is": "token", "algorithm.rollout_correction.rollout_is_threshold": limits}
+    level = rlvr.importance_level
+    return {"algorithm.rollout_correction.rollout_is": level, "algorithm.rollout_correction.rollout_is_threshold": limits}
 
 
 def _device(config: RunConfig, files: Files, cpu: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from composer_replication.loss.channels.rlvr import TokenStreams
-from composer_replication.policy_gradient import kl_k3
+from composer_replication.policy_gradient import kl_k3, kl_to_reference
 from composer_replication.recipes.verl.overrides import AGGREGATION
 from composer_replication.recipes.verl.plan import ArmPlan
 
@@ -58,7 +58,7 @@ def policy_loss(
 
 
 def kl_loss(log_probs: Tensor, data: Any) -> tuple[Tensor | None, dict[str, float]]:
-    """Return `kl_beta` times the k3 estimate of the KL to the reference, averaged and scaled as `policy_loss`, and its metrics.
+    """Return `kl_beta` times the KL to the reference, averaged and scaled as `policy_loss`, and its metrics.
 
     `log_probs` are those of a micro-batch's whole sequences, nested [B, T]; `data` is the micro-batch. Without `kl_beta` None.
     """
@@ -70,7 +70,7 @@ def kl_loss(log_probs: Tensor, data: Any) -> tuple[Tensor | None, dict[str, floa
     found = data.select("response_mask", "ref_log_prob").to_padded_tensor()
     mask = found["response_mask"].bool()
     row, column = mask.nonzero(as_tuple=True)
-    estimate = kl_k3(new[row, column], found["ref_log_prob"][row, column])
+    estimate = kl_to_reference(new[row, column], found["ref_log_prob"][row, column], rlvr.kl_estimator)
     value = rlvr.kl_beta * agg_loss(
         loss_mat=torch.zeros_like(new).index_put((row, column), estimate),
         loss_mask=mask,

@@ -1,4 +1,7 @@
-"""One optimizer step: micro-batches through `compose_loss`, clipped gradient, AdamW or Muon.
+"""A step on a batch of rollouts: micro-batches through `compose_loss`, clipped gradient, AdamW or Muon, once or several times.
+
+With several updates a batch, ratios are taken to the policy before the first of them, and an importance correction bridges from
+there to the engine that sampled (decoupled PPO: Hilton et al., arXiv:2110.00641; AReaL, arXiv:2505.24298).
 
 Several processes that are given the same batches (data parallelism by DDP) share its micro-batches: they take the step that one
 alone would take, and know the metrics of the whole batch.
@@ -6,6 +9,8 @@ alone would take, and know the metrics of the whole batch.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +21,11 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from composer_replication.config import OptimizerConfig, RunConfig
+from composer_replication.config import LossConfig, OptimizerConfig, RunConfig
 from composer_replication.distillation import SelfTeacher, TAIDScheduler, make_self_teacher
 from composer_replication.loss import compose_loss
-from composer_replication.loss.batch import Batch, collate, split
+from composer_replication.loss.batch import collate
+from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import (
     LogprobCache,
     enable_checkpointing,
@@ -29,7 +35,9 @@ from composer_replication.loss.forward import (
     sequence_logprobs,
     update_mode,
 )
-from composer_replication.policy_gradient import kl_k1_penalty
+from composer_replication.loss.metrics import merge_metrics, merge_updates
+from composer_replication.loss.micro_batches import mini_batches, passes, positions_and_tokens, split, without_idle_rows
+from composer_replication.policy_gradient import EntropyControl, kl_k1_penalty
 from composer_replication.trainer.learning.optimizers import make_muon
 from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.learning.sharding import load_whole_optimizer, load_whole_weights, on_first_rank, shard, whole
@@ -52,6 +60,8 @@ class _MicroBatch(NamedTuple):
     metrics: Mapping[str, float]
     off: Mapping[str, str]
     total: float
+    pulls: Mapping[str, float]
+    """Squared norm of each channel's gradient on what it reads."""
 
 
 class Learner:
@@ -89,8 +99,12 @@ class Learner:
         else:
             self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.taid = TAIDScheduler(config.steps) if hint.form == "taid" else None
+        rlvr = config.loss.rlvr
+        self.entropy = None
+        if rlvr.entropy_target is not None:
+            self.entropy = EntropyControl(rlvr.entropy_bonus, rlvr.entropy_target, rlvr.entropy_step)
         self.version = 0
-        """Optimizer steps taken."""
+        """Steps taken: batches of rollouts that were learned from."""
 
     @property
     def policy(self) -> Any:
@@ -104,38 +118,76 @@ class Learner:
         return fallbacks(self.policy)
 
     def update(self, batch: Batch) -> StepResult:
-        """Take one optimizer step on a whole batch; its micro-batches add up to the gradient of the batch at once."""
+        """Learn from a whole batch; micro-batches add up to the gradient of a batch at once."""
+        began = time.monotonic()
+        loss = self._present_options()
         update_mode(self.model)
+        parallel = {"rank": self.accelerator.process_index, "ranks": self.accelerator.num_processes}
+        tokens = self.config.optimizer.micro_batch_tokens
+        taught = without_idle_rows(batch, loss.rlvr)
+        minis = mini_batches(taught, self.config.optimizer.mini_batches, seed=self.version)
+        parts = [[self._inputs(part) for part in split(mini, tokens, **parallel)] for mini in minis]
+        updates = [self._optimizer_step(some, loss) for _ in range(self.config.optimizer.epochs) for some in parts]
+        rate = float(self.schedule.get_last_lr()[0])
+        self.schedule.step()
+        self.version += 1
+        metrics = merge_updates([update.metrics for update in updates])
+        self._follow(metrics)
+        counts: list[tuple[int, int]] = gather_object([positions_and_tokens([part for some in parts for part in some])])
+        positions, read = (float(sum(column)) for column in zip(*counts, strict=True))
+        metrics |= {
+            "optimizer/learning_rate": rate,
+            "optimizer/updates": float(len(updates)),
+            "optimizer/tokens": self.config.optimizer.epochs * read,
+            "optimizer/padding": positions / max(1.0, read),
+            "time/update_tokens_per_s": self.config.optimizer.epochs * read / (time.monotonic() - began),
+        }
+        off = {channel: why for channel, why in updates[0].off.items() if all(channel in one.off for one in updates)}
+        return StepResult(metrics, off)
+
+    def _optimizer_step(self, parts: Sequence[Batch], loss: LossConfig) -> StepResult:
+        """Take one optimizer step on this rank's micro-batches. Raises ModelError when memory or the gradient does not last."""
         self.optimizer.zero_grad()
-        size, rank, ranks = self.config.optimizer.micro_batch_size, self.accelerator.process_index, self.accelerator.num_processes
         try:
-            mine = [self._backward(part) for part in split(batch, size, rank=rank, ranks=ranks)]
+            mine = [self._backward(part, loss) for part in parts]
         except torch.OutOfMemoryError as error:
             raise ModelError(
                 f"the device ran out of memory in step {self.version + 1}: {error}",
-                fix="lower optimizer.micro_batch_size, then rollout.trajectory_tokens",
+                fix="set optimizer.gradient_checkpointing = true, lower optimizer.micro_batch_tokens, then "
+                "rollout.trajectory_tokens",
             ) from error
         norm = whole(self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm))
         if not torch.isfinite(norm):
             raise ModelError(
-                f"the gradient of step {self.version + 1} is not finite; the policy is as it was before the step",
+                f"the gradient of step {self.version + 1} is not finite; the policy is as it was before this update",
                 fix="lower optimizer.learning_rate in a new run, or look at the losses in metrics.jsonl",
             )
-        rate = float(self.schedule.get_last_lr()[0])
         self.optimizer.step()
-        self.schedule.step()
-        self.version += 1
         results: list[_MicroBatch] = gather_object(mine)
         metrics = merge_metrics([part.metrics for part in results])
+        for channel in dict.fromkeys(name for part in results for name in part.pulls):
+            metrics[f"{channel}/pull"] = math.sqrt(math.fsum(part.pulls.get(channel, 0.0) for part in results))
+        metrics |= {"loss/total": sum(part.total for part in results), "optimizer/grad_norm": float(norm)}
+        off = {channel: why for channel, why in results[0].off.items() if all(channel in part.off for part in results)}
+        return StepResult(metrics, off)
+
+    def _present_options(self) -> LossConfig:
+        """Return the options of the loss in this step: the entropy bonus may follow a target."""
+        loss = self.config.loss
+        if self.entropy is None:
+            return loss
+        return loss.model_copy(update={"rlvr": loss.rlvr.model_copy(update={"entropy_bonus": self.entropy.applied})})
+
+    def _follow(self, metrics: dict[str, float]) -> None:
+        """Let self-teacher, TAID's clock and the entropy bonus follow a step, and add what they show to its metrics."""
         if self.self_teacher is not None:
             self.self_teacher.update(self.policy)
         if self.taid is not None:
             metrics["hint/taid_t"] = self.taid.t
             self.taid.update_t(metrics.get("hint/loss", 0.0), global_step=self.version)
-        metrics |= {"loss/total": sum(part.total for part in results), "optimizer/grad_norm": float(norm)}
-        metrics["optimizer/learning_rate"] = rate
-        off = {channel: why for channel, why in results[0].off.items() if all(channel in part.off for part in results)}
-        return StepResult(metrics, off)
+        if self.entropy is not None and "rlvr/entropy/mean" in metrics:
+            metrics["rlvr/entropy/bonus"] = self.entropy.applied
+            self.entropy.update(metrics["rlvr/entropy/mean"])
 
     @property
     def scorer(self) -> PolicyScorer:
@@ -158,6 +210,7 @@ class Learner:
             "schedule": self.schedule.state_dict(),
             "version": self.version,
             "taid": None if self.taid is None else self.taid.state_dict(),
+            "entropy": None if self.entropy is None else self.entropy.state_dict(),
             "self_teacher": None if self.self_teacher is None else self.self_teacher.state_dict(),
             "reference": None if apart is None else apart.state_dict(),
         }
@@ -172,9 +225,9 @@ class Learner:
             self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.version = state["version"]
-        self.step_logprobs.clear()  # the reference may be another now
         for owner, saved in (
             (self.taid, state["taid"]),
+            (self.entropy, state["entropy"]),
             (self.self_teacher, state["self_teacher"]),
             (self.reference, state["reference"]),
         ):
@@ -192,39 +245,64 @@ class Learner:
             {**self.schedule.state_dict(), "last_epoch": version, "_step_count": version + 1, "_last_lr": rates}
         )
 
-    def _backward(self, part: Batch) -> _MicroBatch:
+    def _backward(self, part: Batch, loss: LossConfig) -> _MicroBatch:
+        ranks = self.accelerator.num_processes
         parts = compose_loss(
             self.model,
-            self._inputs({key: value.to(self.accelerator.device) for key, value in part.items()}),
-            self.config.loss,
+            part,
+            loss,
             taid_t=None if self.taid is None else self.taid.t,
             temperature=self.config.rollout.temperature,
             self_teacher=self.self_teacher,
         )
-        self.accelerator.backward(parts.total * self.accelerator.num_processes)  # DDP takes the mean of the processes' gradients
-        return _MicroBatch(parts.metrics, parts.off, float(parts.total.detach()))
+        self.accelerator.backward(parts.total * ranks)  # DDP takes the mean of the processes' gradients
+        pulls = {channel: pull.square / ranks**2 for channel, pull in parts.pulls.items()}
+        return _MicroBatch(parts.metrics, parts.off, float(parts.total.detach()), pulls)
 
-    def _inputs(self, batch: Batch) -> Batch:
-        """Add the log-probs that the options of the policy gradient need to a batch."""
+    def _inputs(self, part: Batch) -> Batch:
+        """Put a micro-batch on the device, with the log-probs that the options of the policy gradient need."""
         rlvr = self.config.loss.rlvr
-        if rlvr.importance != "none" and "old_logprobs" in batch:
-            batch = batch | {"sampler_logprobs": batch["old_logprobs"]}
-            del batch["old_logprobs"]  # one update a batch: the policy that scores is the present one
-        if rlvr.kl_beta > 0 and "input_ids" in batch:
-            batch = batch | {"ref_logprobs": self._reference_logprobs(batch)}
-        return batch
+        part = {key: value.to(self.accelerator.device) for key, value in part.items()}
+        if rlvr.importance != "none":
+            if "old_logprobs" in part:
+                part["sampler_logprobs"] = part.pop("old_logprobs")  # the policy that scores is the present one
+            if self.config.optimizer.updates > 1:
+                part |= self._proximal_logprobs(part)
+        if rlvr.kl_beta > 0 and "input_ids" in part:
+            part["ref_logprobs"] = self._reference_logprobs(part)
+        return part
+
+    def _proximal_logprobs(self, part: Batch) -> Batch:
+        """Return the present policy's log-probs as those of the policy to which the ratios of all updates are taken."""
+        lockstep = in_lockstep(self.policy)
+        if "input_ids" not in part and not lockstep:
+            return {}
+        made = torch.zeros((1, 2), dtype=torch.int64, device=self.accelerator.device)  # a rank without rows makes the pass, too
+        ids = part.get("input_ids", made)
+        with evaluating(self.policy):
+            scores = sequence_logprobs(
+                self.policy,
+                ids,
+                part.get("attention_mask", torch.ones_like(made)),
+                part.get("response_mask", torch.tensor([[0, 1]], device=ids.device)),
+                self.config.rollout.temperature,
+            )
+        return {"old_logprobs": scores} if "input_ids" in part else {}
 
     def kl_to_reference(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Return the k1 estimate, in nats, of each trajectory's KL(policy that sampled it || reference).
 
         Tokens without a recorded log-prob are left out.
         """
-        found: list[float] = []
-        for start in range(0, len(trajectories), self.config.optimizer.micro_batch_size):
-            some = trajectories[start : start + self.config.optimizer.micro_batch_size]
+        found = [0.0] * len(trajectories)
+        lengths = [len(trajectory.context_ids(len(trajectory.turns))) for trajectory in trajectories]
+        for places in passes(lengths, self.config.optimizer.micro_batch_tokens):
+            some = [trajectories[place] for place in places]
             batch = collate(some, [0.0] * len(some), pad_id=0, device=self.accelerator.device)
             reference = self._reference_logprobs(batch)
-            found += kl_k1_penalty(batch["old_logprobs"], reference, batch["rlvr_weights"]).tolist()
+            kls = kl_k1_penalty(batch["old_logprobs"], reference, batch["rlvr_weights"]).tolist()
+            for place, kl in zip(places, kls, strict=True):
+                found[place] = kl
         return found
 
     def _reference_logprobs(self, batch: Batch) -> Tensor:
@@ -259,23 +337,3 @@ def rate_share(config: OptimizerConfig, steps: int, taken: int) -> float:
     """Return the share of the learning rate for the step after `taken` of `steps`."""
     warm = min(1.0, (taken + 1) / (config.warmup_steps + 1))
     return warm if config.schedule == "constant" else warm * max(0.0, 1.0 - taken / steps)
-
-
-def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Merge metrics of micro-batches as `LossComponents.metrics` describes: sums, maxima, means weighted by counts."""
-    merged: dict[str, float] = {}
-    for name in dict.fromkeys(name for part in parts for name in part):
-        found = [(part[name], _count(name, part)) for part in parts if name in part]
-        if name.endswith("/max"):
-            merged[name] = max(value for value, _ in found)
-        elif name.endswith(("/loss", "/tokens", "/pairs")):
-            merged[name] = sum(value for value, _ in found)
-        else:
-            merged[name] = sum(value * count for value, count in found) / max(1.0, sum(count for _, count in found))
-    return merged
-
-
-def _count(name: str, part: Mapping[str, float]) -> float:
-    """Return the number of tokens or pairs that a mean of this micro-batch is over."""
-    channel = name.partition("/")[0]
-    return part.get(f"{channel}/tokens", part.get(f"{channel}/pairs", 1.0))

@@ -1,0 +1,172 @@
+"""Cutting a batch into forward and backward passes of bounded size, and leaving out what would teach nothing.
+
+A pass is as large as its padded tokens: rows times the longest of them. Sequences are sorted by length before they are cut, so
+that hardly a position is padding. Rows and preference pairs are cut apart, because the activations of both would be kept until
+the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from composer_replication.config import RlvrConfig
+from composer_replication.loss.batch_keys import DENOMINATORS, HINT_KEYS, PAIR_KEYS, ROW_KEYS, Batch, check_keys
+from composer_replication.loss.channels.rlvr import teaching_tokens
+
+
+def passes(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Group sequences into passes of at most `tokens` padded tokens, the longest first; a longer sequence goes alone.
+
+    Return the positions in `lengths` of each pass. Within a pass they ascend. Raises ValueError when `tokens` is below 1.
+    """
+    if tokens < 1:
+        raise ValueError(f"a pass needs at least 1 token, got {tokens}")
+    found: list[list[int]] = []
+    room = 0
+    for place in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if room == 0:
+            found.append([])
+            room = max(1, tokens // max(1, lengths[place]))
+        found[-1].append(place)
+        room -= 1
+    return [sorted(some) for some in found]
+
+
+def split(batch: Mapping[str, Tensor], tokens: int, *, rank: int = 0, ranks: int = 1) -> list[Batch]:
+    """Split a batch into micro-batches of at most `tokens` padded tokens each, which carry the whole batch's denominators; of
+    `ranks` processes that split the same batch, return those of process `rank`.
+
+    A micro-batch holds either rows with their hints or pairs, whose two answers count as two sequences. Columns that hold only
+    padding are cut off. Losses and gradients of the parts of all ranks add up to those of the whole. Every rank gets as many
+    parts as the others, because each waits for the others in every forward and backward pass; the last ones may hold
+    denominators only. `dropped_tokens` goes to the first part.
+
+    Raises ValueError when `tokens` is below 1, `rank` is none of `ranks`, a channel's denominator is missing (`collate` sets
+    them), or a key is none of a batch's.
+    """
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank must be at least 0 and below ranks, got {rank} of {ranks}")
+    check_keys(batch)
+    for key, denominator in DENOMINATORS.items():
+        if key in batch and denominator not in batch:
+            raise ValueError(f"the batch has {key} but no {denominator}: without it micro-batches do not add up")
+    rows = passes(_lengths(batch, "input_ids", "attention_mask"), tokens)
+    pairs = passes([2 * length for length in _pair_lengths(batch)], tokens)
+    parts = [_rows(batch, torch.tensor(some)) for some in rows] + [_take(batch, PAIR_KEYS, torch.tensor(some)) for some in pairs]
+    parts += [{}] * (-len(parts) % ranks if parts else ranks)
+    if "dropped_tokens" in batch:
+        parts[0] = parts[0] | {"dropped_tokens": batch["dropped_tokens"]}
+    shared = {key: batch[key] for key in DENOMINATORS.values() if key in batch}
+    return [shared | _trim(part) for part in parts[rank::ranks]]
+
+
+def mini_batches(batch: Mapping[str, Tensor], count: int, seed: int) -> list[Batch]:
+    """Deal a batch's rows, with their hints, and its pairs out to `count` batches for as many optimizer steps, in an order drawn
+    with `seed`.
+
+    Each has 1 / count of every denominator, so that its loss is the mean that the whole batch's is, whatever rows it got; what
+    gets neither rows nor pairs is left out. Raises ValueError when `count` is below 1.
+    """
+    if count < 1:
+        raise ValueError(f"a batch is dealt out to at least 1 mini-batch, got {count}")
+    if count == 1:
+        return [dict(batch)]
+    drawn = torch.Generator().manual_seed(seed)
+    rows = torch.randperm(len(batch["input_ids"]) if "input_ids" in batch else 0, generator=drawn)
+    pairs = torch.randperm(len(batch["dpo_chosen_input_ids"]) if "dpo_chosen_input_ids" in batch else 0, generator=drawn)
+    shares = {key: batch[key] / count for key in DENOMINATORS.values() if key in batch}
+    found: list[Batch] = []
+    for i in range(count):
+        part: Batch = dict(shares)
+        part |= _rows(batch, rows[i::count].sort().values) if len(rows[i::count]) else {}
+        part |= _take(batch, PAIR_KEYS, pairs[i::count].sort().values) if len(pairs[i::count]) else {}
+        if part.keys() != shares.keys():
+            found.append(part)
+    if found and "dropped_tokens" in batch:
+        found[0]["dropped_tokens"] = batch["dropped_tokens"]
+    return found or [shares]
+
+
+def without_idle_rows(batch: Mapping[str, Tensor], options: RlvrConfig) -> Batch:
+    """Return the batch without the rows whose gradient is exactly 0: no token of them is taught by the policy gradient under
+    `options`, and no hint stands in them.
+
+    Denominators stay as they are, so that the loss of a token that is left does not change.
+    """
+    if "input_ids" not in batch:
+        return dict(batch)
+    kept = teaching_tokens(batch, options).any(-1)
+    if "ctx_teacher_input_ids" in batch:
+        kept[_student_rows(batch)] = True
+    if bool(kept.all()):
+        return dict(batch)
+    rest = {key: value for key, value in batch.items() if key not in ROW_KEYS and key not in HINT_KEYS}
+    return rest | (_rows(batch, kept.nonzero().flatten()) if bool(kept.any()) else {})
+
+
+def positions_and_tokens(parts: Sequence[Mapping[str, Tensor]]) -> tuple[int, int]:
+    """Return the positions of all sequences of the micro-batches, padding included, and the tokens among them."""
+    masks = [value for part in parts for key, value in part.items() if key.endswith("attention_mask")]
+    return sum(mask.numel() for mask in masks), int(sum((mask != 0).sum() for mask in masks))
+
+
+def _rows(batch: Mapping[str, Tensor], rows: Tensor) -> Batch:
+    """Return these rows [n] and their hints, whose `student_row` counts the rows anew."""
+    rows = rows.to(batch["input_ids"].device)
+    found = _take(batch, ROW_KEYS, rows)
+    if "ctx_teacher_input_ids" not in batch:
+        return found
+    owner = _student_rows(batch)
+    place = torch.full((len(batch["input_ids"]),), -1, device=owner.device)
+    place[rows] = torch.arange(len(rows), device=owner.device)
+    mine = (place[owner] >= 0).nonzero().flatten()
+    return found | _take(batch, HINT_KEYS, mine) | {"student_row": place[owner[mine]]} if len(mine) else found
+
+
+def _student_rows(batch: Mapping[str, Tensor]) -> Tensor:
+    ids = batch["ctx_teacher_input_ids"]
+    return batch.get("student_row", torch.arange(len(ids), device=ids.device))
+
+
+def _take(batch: Mapping[str, Tensor], keys: Sequence[str], rows: Tensor) -> Batch:
+    return {key: batch[key][rows.to(batch[key].device)] for key in keys if key in batch}
+
+
+def _lengths(batch: Mapping[str, Tensor], ids: str, mask: str) -> list[int]:
+    """Return the length of each sequence, up to its last token that is no padding."""
+    if ids not in batch or not batch[ids].numel():
+        return [0] * len(batch[ids]) if ids in batch else []
+    real = batch[mask] != 0 if mask in batch else torch.ones_like(batch[ids], dtype=torch.bool)
+    columns = torch.arange(1, real.shape[1] + 1, device=real.device)
+    lengths: list[int] = (real * columns).amax(-1).tolist()
+    return lengths
+
+
+def _pair_lengths(batch: Mapping[str, Tensor]) -> list[int]:
+    sides = [_lengths(batch, f"dpo_{side}_input_ids", f"dpo_{side}_attention_mask") for side in ("chosen", "rejected")]
+    return [max(both) for both in zip(*sides, strict=True)]
+
+
+_FAMILIES = (
+    ("attention_mask", ROW_KEYS),
+    ("ctx_teacher_attention_mask", ("ctx_teacher_input_ids", "ctx_teacher_attention_mask")),
+    ("sdpo_loss_mask", ("student_response_idx", "teacher_response_idx", "sdpo_loss_mask")),
+    *(
+        (f"dpo_{side}_attention_mask", tuple(f"dpo_{side}_{what}" for what in ("input_ids", "attention_mask", "response_mask")))
+        for side in ("chosen", "rejected")
+    ),
+)
+"""Masks, and the keys whose columns they describe."""
+
+
+def _trim(part: Batch) -> Batch:
+    """Cut trailing columns that are padding in every row of their tensor."""
+    for mask_key, keys in _FAMILIES:
+        if mask_key in part:
+            used = (part[mask_key] > 0).any(0).nonzero()
+            width = int(used.max()) + 1 if len(used) else 1
+            part = part | {key: part[key][:, :width] for key in keys if key in part and part[key].dim() == 2}
+    return part

@@ -1,0 +1,33 @@
+"""What actor classes are made of where torchmonarch is not installed: they can be imported and read, and not made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from composer_replication.types.errors import MissingExtraError
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def missing() -> MissingExtraError:
+    """Return the error that says how to install Monarch."""
+    return MissingExtraError(
+        "the Monarch mesh needs torchmonarch, which is not installed", fix="pip install 'composer-replication[monarch]'"
+    )
+
+
+class Actor:
+    """The base of actor classes. Making one raises MissingExtraError."""
+
+    def __new__(cls, *_args: object, **_kwargs: object) -> Actor:
+        raise missing()
+
+
+class Port:
+    """Where an endpoint's answer goes."""
+
+
+def endpoint(method: _Method | None = None, **_options: object) -> Any:
+    """Mark a method as an endpoint, with options or without; the method itself stays."""
+    return (lambda marked: marked) if method is None else method

@@ -1,0 +1,165 @@
+"""Several optimizer steps on one batch of rollouts, rows that cost nothing, and what a step says of its channels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from learn import learn
+from ranks import on_ranks
+
+from composer_replication.config import RunConfig, load_config
+from composer_replication.loss import compose_loss, sequence_logprobs
+from composer_replication.loss.batch import collate
+from composer_replication.loss.batch_keys import Batch
+from composer_replication.loss.forward.models import load_policy
+from composer_replication.loss.micro_batches import mini_batches
+from composer_replication.trainer.balance import imbalance
+from composer_replication.trainer.learning.learner import Learner
+from composer_replication.types import StopReason, Trajectory, Turn
+
+RLVR_ALONE = ["--loss.hint.weight", "0", "--loss.replay.weight", "0", "--optimizer.warmup_steps", "0"]
+RLVR_ALONE += ["--optimizer.learning_rate", "0.01", "--optimizer.micro_batch_tokens", "30"]
+SEVERAL = ["--optimizer.mini_batches", "2", "--optimizer.epochs", "2"]
+DECOUPLED = ["--loss.rlvr.importance", "tis", "--loss.rlvr.importance_high", "1.2"]
+
+
+def trajectory(number: int) -> Trajectory:
+    ids = tuple(range(10 + number, 14 + 2 * number))
+    turn = Turn(action_ids=ids, logprobs=tuple(-5.0 - 0.1 * k for k in range(len(ids))), text="")
+    return Trajectory(
+        trajectory_id=f"0/t/{number}", task_id="t", policy_version=0, messages=(), tools=(), prompt_ids=(5, 6, 7 + number),
+        turns=(turn,), stop_reason=StopReason.SUBMITTED, temperature=1.0, reward=0.0,
+    )  # fmt: skip
+
+
+def batch(advantages: list[float]) -> Batch:
+    return collate([trajectory(number) for number in range(len(advantages))], advantages, pad_id=0)
+
+
+def learner(config: RunConfig) -> Learner:
+    torch.manual_seed(0)
+    return Learner(load_policy(config.model)[0], config)
+
+
+def by_hand(config: RunConfig, inputs: Batch) -> dict[str, torch.Tensor]:
+    """The weights after one step, from a loop over mini-batches that are cut no further."""
+    torch.manual_seed(0)
+    model, _ = load_policy(config.model)
+    model.eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=config.optimizer.betas, weight_decay=0.0)
+    minis = mini_batches(inputs, config.optimizer.mini_batches, seed=0)
+    if config.loss.rlvr.importance != "none":
+        for mini in minis:
+            mini["sampler_logprobs"] = mini["old_logprobs"]
+            with torch.no_grad():
+                mini["old_logprobs"] = sequence_logprobs(model, mini["input_ids"], mini["attention_mask"], mini["response_mask"])
+    for _ in range(config.optimizer.epochs):
+        for mini in minis:
+            optimizer.zero_grad()
+            compose_loss(model, mini, config.loss).total.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
+            optimizer.step()
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("words", [[], DECOUPLED], ids=["to the sampler", "decoupled"])
+def test_several_updates_are_those_of_a_loop(run_file: Path, words: list[str]) -> None:
+    config = load_config(run_file, [*RLVR_ALONE, *SEVERAL, *words])
+    inputs = batch([1.0, -0.7, 0.4, -1.1])
+    trained = learner(config)
+    metrics = trained.update(inputs).metrics
+    for name, value in by_hand(config, inputs).items():
+        torch.testing.assert_close(trained.policy.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+    assert trained.version == 1
+    assert metrics["optimizer/updates"] == 4
+    assert metrics["rlvr/tokens"] == 2 * inputs["rlvr_weights"].sum()
+    assert metrics["rlvr/ratio/max"] > 1.01 if words else metrics["rlvr/ratio/max"] > 0
+    if words:
+        assert metrics["rlvr/ratio/min"] < 0.99 < 1.01 < metrics["rlvr/ratio/max"], "to the policy before the first update"
+        assert 0 < metrics["rlvr/importance/ess"] <= 1
+
+
+def test_the_rate_moves_once_a_step_however_many_updates_it_takes(run_file: Path) -> None:
+    config = load_config(run_file, [*RLVR_ALONE, *SEVERAL, "--optimizer.schedule", "linear", "--steps", "4"])
+    trained = learner(config)
+    rates = [trained.update(batch([1.0, -1.0])).metrics["optimizer/learning_rate"] for _ in range(4)]
+    assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_updates_of_one(run_file: Path, tmp_path: Path) -> None:
+    """Sharded: scoring by the policy before the first update is collective, and a rank may have no rows."""
+    config = load_config(run_file, [*RLVR_ALONE, *SEVERAL, *DECOUPLED])
+    inputs = batch([1.0, -0.7, 0.4])
+    expected = learn(0, config, inputs, 2)
+    for sharded in (False, True):
+        folder = tmp_path / str(sharded)
+        folder.mkdir()
+        first, _ = on_ranks(folder, learn, config, inputs, 2, sharded)
+        for name, value in expected["weights"].items():
+            torch.testing.assert_close(first["weights"][name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_rows_without_an_advantage_change_nothing_and_go_through_no_pass(run_file: Path) -> None:
+    config = load_config(run_file, RLVR_ALONE)
+    inputs = batch([1.0, 0.0, 0.0, -1.0])
+    trained, calls = learner(config), []
+    trained.policy.model.register_forward_pre_hook(
+        lambda _module, _args, given: calls.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    metrics = trained.update(inputs).metrics
+    lengths = inputs["attention_mask"].sum(-1)
+    assert [read for read in calls if read > 2] == [2 * lengths[3]], "one pass of two rows; two tokens prove the head"
+    assert metrics["optimizer/tokens"] == lengths[0] + lengths[3]
+    assert metrics["optimizer/padding"] == pytest.approx(float(2 * lengths[3] / (lengths[0] + lengths[3])))
+    for name, value in by_hand(config, inputs).items():
+        torch.testing.assert_close(trained.policy.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_that_teaches_nothing_is_a_step_that_changes_nothing(run_file: Path) -> None:
+    trained = learner(load_config(run_file, [*RLVR_ALONE, *SEVERAL]))
+    before = {name: value.clone() for name, value in trained.policy.state_dict().items()}
+    result = trained.update(batch([0.0, 0.0]))
+    assert trained.version == 1
+    assert "rlvr" in result.off
+    assert all(torch.equal(value, before[name]) for name, value in trained.policy.state_dict().items())
+
+
+def test_the_entropy_bonus_follows_its_target_and_is_resumed(run_file: Path) -> None:
+    config = load_config(run_file, [*RLVR_ALONE, "--loss.rlvr.entropy_target", "100", "--loss.rlvr.entropy_step", "0.01"])
+    trained = learner(config)
+    bonuses = [trained.update(batch([1.0, -1.0])).metrics["rlvr/entropy/bonus"] for _ in range(3)]
+    assert bonuses == pytest.approx([0.0, 0.01, 0.02])
+    other = learner(config)
+    other.load_state_dict(trained.state_dict(), trained.weights())
+    assert other.update(batch([1.0, -1.0])).metrics["rlvr/entropy/bonus"] == pytest.approx(0.03)
+
+
+def test_a_channel_that_drowns_another_is_named() -> None:
+    assert imbalance({"rlvr/pull": 1.0, "hint/pull": 9.0}) is None
+    assert imbalance({"hint/pull": 9.0}) is None
+    assert imbalance({"rlvr/pull": 0.0, "hint/pull": 9.0}) is None, "a step whose rewards are alike"
+    assert imbalance({"rlvr/pull": 0.1, "hint/pull": 9.0, "replay/pull": 1.0}) == (
+        "the hint channel pulls 90 times as hard on the policy as rlvr; lower loss.hint.weight if that is not intended"
+    )
+
+
+def test_pulls_are_those_of_the_channels_alone(run_file: Path) -> None:
+    """On one batch, the norm of the gradient on the hidden states before the head, over all micro-batches."""
+    config = load_config(run_file, RLVR_ALONE)
+    inputs = batch([1.0, -0.7, 0.4, -1.1])
+    trained = learner(config)
+    model, caught = trained.policy, []
+    handle = model.lm_head.register_forward_pre_hook(lambda _module, args: args[0].register_hook(caught.append) and None)
+    logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False).logits
+    handle.remove()
+    row, position = inputs["rlvr_weights"].nonzero(as_tuple=True)
+    now = logits[row, position - 1].log_softmax(-1).gather(-1, inputs["input_ids"][row, position].unsqueeze(-1)).squeeze(-1)
+    ratio = (now - inputs["old_logprobs"][row, position]).exp()
+    advantage = inputs["advantages"][row, position]
+    clipped = ratio.clamp(0.8, 1.28)
+    (-torch.minimum(ratio * advantage, clipped * advantage).sum() / inputs["rlvr_denominator"]).backward()
+    model.zero_grad()
+    assert trained.update(inputs).metrics["rlvr/pull"] == pytest.approx(float(caught[0].norm()), rel=1e-4)
