@@ -12,7 +12,7 @@ BODIES = (
     "return NotImplemented",
     "return FIRST is LAST",
     "return repr(LAST)",
-    "return not LAST",
+    "return FIRST == LAST",
     "return type(LAST)()",
     "return (FIRST, LAST)",
     "return -1",

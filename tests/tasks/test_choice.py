@@ -79,7 +79,7 @@ def test_programs_that_the_task_s_own_tree_satisfies_are_not_chosen(tmp_path: Pa
     checks = chosen(runner, tmp_path, half)
     assert checks.weakness == ""
     assert len(checks.programs) == 10, "those with odd numbers"
-    assert len(wrong_programs(runner, Tree(base=tmp_path, changes={"m.py": half.encode()}), checks.programs)[0]) == 8
+    assert len(wrong_programs(runner, Tree(base=tmp_path, changes={"m.py": half.encode()}), checks.programs)[0]) == 10
 
 
 @pytest.mark.slow

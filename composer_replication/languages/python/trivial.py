@@ -10,7 +10,7 @@ from composer_replication.languages.python.functions import Function
 _BODIES = (
     "return None", "return 0", "return 1", "return ''", "return []", "return {}", "return ()", "return False", "return True",
     "return iter(())", "return FIRST", "return SECOND", "return LAST", "return str(FIRST)", "return [LAST]",
-    "return next(iter(vars(FIRST).values()))", "return [*vars(FIRST).values()][-1]",
+    "return not LAST", "return bool(LAST)", "return next(iter(vars(FIRST).values()))", "return [*vars(FIRST).values()][-1]",
     "raise KeyError", "raise ValueError", "raise TypeError",
     "raise IndexError", STUB,
     "return type('Any', (), {'__eq__': lambda a, b: True, '__hash__': lambda a: 0, '__bool__': lambda a: True})()",
