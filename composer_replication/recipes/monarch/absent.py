@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from composer_replication.types.errors import MissingExtraError
 
@@ -24,8 +24,8 @@ class Actor:
         raise missing()
 
 
-class Port:
-    """Where an endpoint's answer goes."""
+Port: TypeAlias = Any
+"""Where an endpoint's answer goes."""
 
 
 def endpoint(method: _Method | None = None, **_options: object) -> Any:
