@@ -111,8 +111,8 @@ class RlvrConfig(Section):
     that sampled them."""
     importance: Literal["none", "tis", "icepop"] = "none"
     """Correct for an engine that assigns sampled tokens another probability than the trainer does: weight each token by the
-    ratio, capped at importance_high (tis), or drop tokens outside the interval (icepop). The policy being scored is then treated
-    as the one that sampled. Use it with a server (`rollout.engine`)."""
+    ratio, capped at importance_high (tis), or drop tokens outside the interval (icepop). Ratios of the
+    objective are then taken to the policy before the step's first update. Use it with a server (`rollout.engine`)."""
     importance_level: Annotated[Literal["token", "sequence"], ReadBy("importance", "tis", "icepop")] = "token"
     """Take the ratio of each token, or that of the whole trajectory (the product of its tokens' ratios) for all of its tokens.
     The latter is unbiased and varies more; with icepop it drops whole trajectories, as TRL does by default (importance_low = 0,
@@ -148,7 +148,10 @@ class RlvrConfig(Section):
             refuse("epsilon_low and epsilon_high are not read with objective = sapo: its gate has no threshold", "remove them")
         if self.entropy_target is None and self.entropy_step != type(self).model_fields["entropy_step"].default:
             refuse(f"entropy_step = {self.entropy_step} is not read without entropy_target", "set entropy_target")
-        high = 0.28 if self.epsilon_high is None else self.epsilon_high
+        if self.kl_beta == 0 and self.kl_estimator != "k3":
+            refuse(f"kl_estimator = {self.kl_estimator} is not read with kl_beta = 0", "set kl_beta above 0")
+        usual = 4e-4 if self.objective == "gspo" else 0.28
+        high = usual if self.epsilon_high is None else self.epsilon_high
         if self.ratio_cap is not None and self.ratio_cap <= 1.0 + high:
             refuse(
                 f"ratio_cap = {self.ratio_cap} is not above 1 + epsilon_high = {1.0 + high}: the clip acts before it",

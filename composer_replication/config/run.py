@@ -169,11 +169,12 @@ class OptimizerConfig(Section):
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
     """Scale the gradient down to this norm when it is larger."""
     micro_batch_tokens: Positive = 16384
-    """Put at most this many tokens, padding included, into a forward and backward pass; a longer trajectory goes alone. Lower it
-    to save memory; results do not change. Trajectories are sorted by length, and those that teach nothing go through no pass."""
+    """Put at most this many tokens of trajectories, padding included, into a forward and backward pass; a longer one goes alone.
+    Lower it to save memory; results do not change. Trajectories are sorted by length, and those that teach nothing go through no
+    pass."""
     mini_batches: Positive = 1
-    """Cut a step's rollouts into this many parts and take an optimizer step on each. More make more of expensive rollouts, at the
-    price of updates that are off-policy: watch `rlvr/clip_frac` and `rlvr/ratio/max`."""
+    """Cut the rollouts of a step that teach something into this many parts and take an optimizer step on each. More make more of
+    expensive rollouts, at the price of updates that are off-policy: watch `rlvr/clip_frac` and `rlvr/ratio/max`."""
     epochs: Positive = 1
     """Go over a step's rollouts this many times."""
     gradient_checkpointing: bool = False
@@ -253,7 +254,7 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     """Seed every random draw with this."""
     steps: Positive = 100
-    """Train each arm for this many optimizer steps."""
+    """Train each arm for this many steps: batches of rollouts that it learns from."""
     checkpoint_every: Positive = 10
     """Save a checkpoint every this many steps; the newest two are kept."""
     threads: Annotated[int, Field(ge=0)] = 0
@@ -306,6 +307,12 @@ class RunConfig(Section):
             refuse(
                 f"steps = {self.steps} ends in the middle of a round: diloco holds one every {self.diloco.window} steps",
                 f"set steps to a multiple of {self.diloco.window}",
+            )
+        if self.diloco.enabled and self.optimizer.updates > 1:
+            refuse(
+                f"optimizer.mini_batches x optimizer.epochs = {self.optimizer.updates} and diloco.enabled = true: a round counts "
+                "optimizer steps, and replicas need as many of them as of steps",
+                "leave mini_batches and epochs out",
             )
         if self.diloco.enabled and self.diloco.shard_tasks and self.rollout.groups % self.diloco.replicas:
             refuse(

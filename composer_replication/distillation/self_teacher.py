@@ -43,7 +43,7 @@ class SelfTeacher(Protocol):
         ...
 
     def update(self, student_model: nn.Module) -> None:
-        """Follow the student; called once after every optimizer step."""
+        """Follow the student; called once after every step of a run, however many optimizer steps that takes."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,8 +117,8 @@ class FrozenTeacher(_NothingToMove):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raise CheckpointError also when the state is that of other starting weights."""
         super().load_state_dict(state)
-        own, saved = _norms(self._model), state["norms"]
-        if own.keys() != saved.keys() or any(not math.isclose(own[name], saved[name], rel_tol=1e-5) for name in own):
+        own, saved = _norms(self._model), state.get("norms", {})
+        if own.keys() != saved.keys() or any(not math.isclose(own[name], saved[name], rel_tol=1e-6) for name in own):
             raise CheckpointError(
                 f"the {self.kind} self-teacher of the checkpoint has other weights than the model that this run starts from",
                 fix="resume with the model that the run began with",
@@ -194,11 +194,10 @@ def make_self_teacher(kind: SelfTeacherKind, model: nn.Module, *, rate: float = 
 
 def _norms(model: nn.Module) -> dict[str, float]:
     """Return the Euclidean norm of each parameter, by name."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        wide = torch.promote_types(parameter.dtype, torch.float32)
-        found[name] = float(torch.linalg.vector_norm(parameter.detach(), dtype=wide))
-    return found
+    return {
+        name: float(torch.linalg.vector_norm(parameter.detach(), dtype=torch.float64))
+        for name, parameter in model.named_parameters()
+    }
 
 
 def _is_sharded(tensor: Tensor) -> bool:

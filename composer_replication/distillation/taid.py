@@ -54,7 +54,7 @@ class TAIDScheduler:
     """The paper's adaptive schedule of t (arXiv:2501.16937, algorithm 1), from `t_start` to `t_end`, never falling.
 
     t rises faster while the loss falls; a linear ramp over `num_train_steps` is its floor. `disable_adaptive=True` leaves
-    only the ramp. Call `update_t` once per OPTIMIZER step with the loss of the whole batch (all micro-batches and ranks), or
+    only the ramp. Call `update_t` once per step of the run with the loss of the whole batch (all micro-batches and ranks), or
     the clocks of ranks drift.
     """
 
@@ -89,7 +89,7 @@ class TAIDScheduler:
         return self._t
 
     def update_t(self, loss: Tensor | float, *, global_step: int) -> float:
-        """Advance t after optimizer step `global_step` with that step's TAID loss; returns the new t.
+        """Advance t after step `global_step` with that step's TAID loss; returns the new t.
 
         The first loss is only remembered. A loss of exactly 0 means that the channel was off in this step: it says nothing about
         progress, so only the ramp applies. Raises ValueError when the loss is not finite.

@@ -173,8 +173,8 @@ def _exponentials_(logits: Tensor, targets: Tensor, logprobs: Tensor, entropy: T
 
 class _LogProbs(torch.autograd.Function):
     """Log-probs in the forward pass; the backward pass is the one-pass token loss for upstream * log-prob, and for upstream *
-    entropy where a gradient comes from there. The weight's gradient
-    passes through from this tip to the previous one; see `WeightGradient`."""
+    entropy where a gradient comes from there. The weight's gradient passes through from this tip to the previous one; see
+    `WeightGradient`."""
 
     @staticmethod
     def forward(

@@ -59,16 +59,23 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def merge_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Merge the metrics of several optimizer steps on one batch of rollouts: extremes and counts as above, means of the rest."""
-    counted = ("/tokens", "/pairs")
-    names = dict.fromkeys(name for update in updates for name in update)
-    columns = {name: [update[name] for update in updates if name in update] for name in names}
-    return {
-        name: max(values) if name.endswith("/max")
-        else min(values) if name.endswith("/min")
-        else math.fsum(values) / (1 if name.endswith(counted) else len(values))
-        for name, values in columns.items()
-    }  # fmt: skip
+    """Merge the metrics of several optimizer steps on one batch of rollouts: extremes as above, sums of counts, the mean loss
+    over all steps (a channel without inputs in one has lost nothing there), and means of the rest weighted by counts."""
+    merged: dict[str, float] = {}
+    for name in dict.fromkeys(name for update in updates for name in update):
+        found = [(update[name], _count(name, update)) for update in updates if name in update]
+        values = [value for value, _ in found]
+        if name.endswith("/max"):
+            merged[name] = max(values)
+        elif name.endswith("/min"):
+            merged[name] = min(values)
+        elif name.endswith(("/tokens", "/pairs")):
+            merged[name] = math.fsum(values)
+        elif name.endswith("/loss") or name == "loss/total":
+            merged[name] = math.fsum(values) / len(updates)
+        else:
+            merged[name] = math.fsum(value * count for value, count in found) / max(1.0, math.fsum(count for _, count in found))
+    return merged
 
 
 def _count(name: str, part: Mapping[str, float]) -> float:

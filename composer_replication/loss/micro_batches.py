@@ -65,29 +65,29 @@ def split(batch: Mapping[str, Tensor], tokens: int, *, rank: int = 0, ranks: int
 
 def mini_batches(batch: Mapping[str, Tensor], count: int, seed: int) -> list[Batch]:
     """Deal a batch's rows, with their hints, and its pairs out to `count` batches for as many optimizer steps, in an order drawn
-    with `seed`.
+    with `seed`; fewer where there are fewer rows and pairs.
 
-    Each has 1 / count of every denominator, so that its loss is the mean that the whole batch's is, whatever rows it got; what
-    gets neither rows nor pairs is left out. Raises ValueError when `count` is below 1.
+    Each has an equal share of every denominator, so that its loss is the mean that the whole batch's is, whatever rows it got.
+    Raises ValueError when `count` is below 1.
     """
     if count < 1:
         raise ValueError(f"a batch is dealt out to at least 1 mini-batch, got {count}")
     if count == 1:
         return [dict(batch)]
     drawn = torch.Generator().manual_seed(seed)
-    rows = torch.randperm(len(batch["input_ids"]) if "input_ids" in batch else 0, generator=drawn)
-    pairs = torch.randperm(len(batch["dpo_chosen_input_ids"]) if "dpo_chosen_input_ids" in batch else 0, generator=drawn)
-    shares = {key: batch[key] / count for key in DENOMINATORS.values() if key in batch}
+    rows, pairs = (len(batch[key]) if key in batch else 0 for key in ("input_ids", "dpo_chosen_input_ids"))
+    count = max(1, min(count, max(rows, pairs)))
+    row_order, pair_order = torch.randperm(rows, generator=drawn), torch.randperm(pairs, generator=drawn)
     found: list[Batch] = []
     for i in range(count):
-        part: Batch = dict(shares)
-        part |= _rows(batch, rows[i::count].sort().values) if len(rows[i::count]) else {}
-        part |= _take(batch, PAIR_KEYS, pairs[i::count].sort().values) if len(pairs[i::count]) else {}
-        if part.keys() != shares.keys():
-            found.append(part)
-    if found and "dropped_tokens" in batch:
+        part: Batch = {key: batch[key] / count for key in DENOMINATORS.values() if key in batch}
+        mine, own = row_order[i::count].sort().values, pair_order[i::count].sort().values
+        part |= _rows(batch, mine) if len(mine) else {}
+        part |= _take(batch, PAIR_KEYS, own) if len(own) else {}
+        found.append(part)
+    if "dropped_tokens" in batch:
         found[0]["dropped_tokens"] = batch["dropped_tokens"]
-    return found or [shares]
+    return found
 
 
 def without_idle_rows(batch: Mapping[str, Tensor], options: RlvrConfig) -> Batch:

@@ -28,6 +28,8 @@ class SubstrateLimit:
     """A further condition."""
     condition: str = ""
     """The same in words."""
+    zero_is_asked: bool = False
+    """0 asks for something: the field is off where it is None."""
 
     def __str__(self) -> str:
         values = f" = {', '.join(self.values)}" if self.values else ""
@@ -41,6 +43,7 @@ class SubstrateLimit:
         """Return whether an arm asks for what the substrate cannot do."""
         value = self.value(config)
         asked = any(one in self.values for one in ([value] if isinstance(value, str) else value)) if self.values else value
+        asked = asked or (self.zero_is_asked and value is not None)
         return bool(asked) and not (self.field.startswith("loss.hint.") and config.loss.hint.weight == 0) and self.when(config)
 
     def refusal(self, config: RunConfig) -> str:
@@ -94,7 +97,8 @@ def _one_update(why: str) -> tuple[SubstrateLimit, ...]:
 
 
 def _ours_alone(why: str, *fields: str) -> tuple[SubstrateLimit, ...]:
-    return tuple(SubstrateLimit(f"loss.rlvr.{field}", why, can=_FULL) for field in fields)
+    optional = ("entropy_target", "off_policy_threshold")
+    return tuple(SubstrateLimit(f"loss.rlvr.{field}", why, can=_FULL, zero_is_asked=field in optional) for field in fields)
 
 
 _ADAMW: Any = {"values": ("muon",), "can": "local, trl, monarch or ray", "fix": "set optimizer.type = adamw"}
@@ -123,6 +127,15 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
             "with epsilon_low below 1",
         ),
         SubstrateLimit("loss.rlvr.kl_estimator", "TRL has k3 and its unbiased form", ("k2",), _FULL, "choose k3 or unbiased"),
+        SubstrateLimit(
+            "loss.rlvr.kl_estimator",
+            "TRL's ratio in it is not the token's to the policy that sampled",
+            ("unbiased",),
+            _FULL,
+            "choose k3",
+            lambda c: c.loss.rlvr.importance != "none" or c.loss.rlvr.objective == "gspo",
+            "with an importance correction or gspo",
+        ),
         *_ours_alone("TRL averages entropies over each micro-batch", "entropy_bonus", "entropy_target"),
         *_one_update("a step of the run is an optimizer step of TRL's"),
         SubstrateLimit("rollout.refills", "a step takes a fixed number of rollouts"),

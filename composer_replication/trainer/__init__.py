@@ -1,1 +1,2 @@
-"""Training: the learner takes one optimizer step, the loop is the recipe, a checkpoint is everything the next step depends on."""
+"""Training: the learner learns from a batch of rollouts, the loop is the recipe, a checkpoint is everything the next step depends
+on."""

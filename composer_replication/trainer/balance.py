@@ -20,5 +20,5 @@ def imbalance(metrics: Mapping[str, float]) -> str | None:
     if len(felt) < 2 or felt[-1][0] < DWARFED * felt[0][0]:
         return None
     (least, weak), (most, strong) = felt[0], felt[-1]
-    fix = "raise loss.hint.weight or loss.replay.weight" if weak != "rlvr" else f"lower loss.{strong}.weight"
+    fix = f"lower loss.{strong}.weight" if weak == "rlvr" else f"raise loss.{weak}.weight"
     return f"the {strong} channel pulls {most / least:.0f} times as hard on the policy as {weak}; {fix} if that is not intended"

@@ -5,8 +5,8 @@
 Run it with `composer train run.toml`, or small and with nothing to download with `composer quickstart`. It is simpler than what
 is public about Cursor's Composer 2.5:
 
-1. A step takes one optimizer update on its own rollouts, so the policy that samples is the policy that learns. Asynchronous
-   training is on the substrates `ray`, `monarch`, `verl` and `prime_rl`.
+1. A step learns from its own rollouts, by default in one optimizer update, so the policy that samples is the policy that learns.
+   Asynchronous training is on the substrates `ray`, `monarch`, `verl` and `prime_rl`.
 2. Teachers answer once, before the first step, about trajectories of the starting policy; training cycles through their pairs.
 3. Hints are written by templates and from the project's documentation; a language model as judge is optional.
 
@@ -64,7 +64,7 @@ async def train_arm(arm: ArmTrainer, progress: Phase, callbacks: Sequence[StepCa
         # Preference pairs: what teachers agreed on, against what the policy did.
         step_pairs = pairs_of_step(pairs, step, config.loss.replay.pairs_per_step)
 
-        # One batch, one loss of three channels, one optimizer step.
+        # One batch, one loss of three channels, one optimizer step or several.
         result = learner.update(signals.batch(groups, step_signals, step_pairs))
         updates = [callback.on_update(arm) for callback in callbacks]
         arm.engine.reset()  # its caches belong to the old weights

@@ -154,8 +154,10 @@ def test_the_cap_is_above_the_clip():
     for bad in ({"ratio_cap": 1.2}, {"objective": "cispo", "ratio_cap": 9.0}, {"objective": "sapo", "epsilon_low": 0.1}):
         with pytest.raises((ValueError, ConfigError)):
             RlvrConfig(**bad)
-    with pytest.raises((ValueError, ConfigError)):
-        RlvrConfig(entropy_step=0.1)
+    for unread in ({"entropy_step": 0.1}, {"kl_estimator": "k2"}):
+        with pytest.raises((ValueError, ConfigError), match="is not read"):
+            RlvrConfig(**unread)
+    assert RlvrConfig(objective="gspo", ratio_cap=1.2).ratio_cap == 1.2, "its clip is at 1.0004"
 
 
 def test_only_negative_sequences_are_masked():

@@ -108,6 +108,8 @@ def test_state_round_trip(model, new_model, kind):
         assert "model" not in state
         with pytest.raises(CheckpointError, match=f"the {kind} self-teacher of the checkpoint has other weights"):
             make_self_teacher(kind, new_model(99)).load_state_dict(state)
+        with pytest.raises(CheckpointError, match="other weights"):
+            make_self_teacher(kind, start).load_state_dict({"kind": kind})  # without norms
 
 
 def test_a_checkpoint_of_another_kind_is_refused(model):

@@ -50,6 +50,11 @@ REFUSED = [
     ({"reward": RewardConfig(prm=PrmRewardConfig(path=HERE, weight=0.1))}, "reward.prm.weight = 0.1"),
     ({"optimizer": OptimizerConfig(epochs=2)}, "optimizer.epochs = 2: a step of the run is an optimizer step of TRL's"),
     ({"loss": LossConfig(rlvr=RlvrConfig(entropy_bonus=0.1))}, "loss.rlvr.entropy_bonus = 0.1"),
+    ({"loss": LossConfig(rlvr=RlvrConfig(entropy_target=0.0))}, "loss.rlvr.entropy_target = 0.0"),
+    (
+        {"loss": LossConfig(rlvr=RlvrConfig(kl_beta=0.1, kl_estimator="unbiased", objective="gspo"))},
+        "TRL's ratio in it is not the token's",
+    ),
     ({"loss": LossConfig(rlvr=RlvrConfig(kl_beta=0.1, kl_estimator="k2"))}, "loss.rlvr.kl_estimator = k2"),
     ({"substrate": SubstrateConfig(type="trl", options={"use_vllm": True})}, "substrate.options.use_vllm is not free"),
     ({"substrate": SubstrateConfig(type="trl", options={"vllm_mode": "server"})}, "substrate.options.vllm_mode is not free"),

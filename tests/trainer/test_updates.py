@@ -14,10 +14,12 @@ from composer_replication.loss import compose_loss, sequence_logprobs
 from composer_replication.loss.batch import collate
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward.models import load_policy
+from composer_replication.loss.metrics import merge_updates
 from composer_replication.loss.micro_batches import mini_batches
 from composer_replication.trainer.balance import imbalance
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.types import StopReason, Trajectory, Turn
+from composer_replication.types.errors import ConfigError, ModelError
 
 RLVR_ALONE = ["--loss.hint.weight", "0", "--loss.replay.weight", "0", "--optimizer.warmup_steps", "0"]
 RLVR_ALONE += ["--optimizer.learning_rate", "0.01", "--optimizer.micro_batch_tokens", "30"]
@@ -118,13 +120,60 @@ def test_rows_without_an_advantage_change_nothing_and_go_through_no_pass(run_fil
         torch.testing.assert_close(trained.policy.state_dict()[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_batch_that_teaches_nothing_is_a_step_that_changes_nothing(run_file: Path) -> None:
-    trained = learner(load_config(run_file, [*RLVR_ALONE, *SEVERAL]))
-    before = {name: value.clone() for name, value in trained.policy.state_dict().items()}
+def idle_after_a_step(_rank: int, config: RunConfig, taught: Batch, idle: Batch) -> dict[str, torch.Tensor]:
+    """The weights after a step that teaches and one that does not."""
+    trained = learner(config)
+    trained.update(taught)
+    assert "rlvr" in trained.update(idle).off
+    assert trained.version == 2
+    return trained.weights()
+
+
+def test_a_batch_that_teaches_nothing_is_a_step_all_the_same(run_file: Path) -> None:
+    """The first changes nothing; later ones go on with the momentum of every weight, and not of some."""
+    config = load_config(run_file, [*RLVR_ALONE, *SEVERAL])
+    trained = learner(config)
+    before = trained.weights()
     result = trained.update(batch([0.0, 0.0]))
     assert trained.version == 1
     assert "rlvr" in result.off
-    assert all(torch.equal(value, before[name]) for name, value in trained.policy.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in trained.weights().items())
+    trained.update(batch([1.0, -1.0]))
+    before = trained.weights()
+    trained.update(batch([0.0, 0.0]))
+    moved = {name for name, value in trained.weights().items() if not torch.equal(value, before[name])}
+    assert moved == before.keys()
+
+
+@pytest.mark.slow
+def test_a_batch_that_teaches_nothing_is_one_step_on_any_number_of_processes(run_file: Path, tmp_path: Path) -> None:
+    config = load_config(run_file, RLVR_ALONE)
+    inputs = config, batch([1.0, -1.0]), batch([0.0, 0.0])
+    expected = idle_after_a_step(0, *inputs)
+    first, _ = on_ranks(tmp_path, idle_after_a_step, *inputs)
+    for name, value in expected.items():
+        torch.testing.assert_close(first[name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_a_loss_is_the_mean_over_updates_with_and_without_its_channel() -> None:
+    updates = [{"hint/loss": 4.0, "hint/tokens": 8.0, "hint/jsd/mean": 0.5, "loss/total": 4.0}, {"loss/total": 0.0}] * 2
+    assert merge_updates(updates) == {"hint/loss": 2.0, "hint/tokens": 16.0, "hint/jsd/mean": 0.5, "loss/total": 2.0}
+
+
+def test_several_updates_are_refused_where_rounds_count_optimizer_steps(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match="a round counts"):
+        load_config(run_file, ["--diloco.enabled", "true", "--diloco.sync_every", "2", "--optimizer.epochs", "2"])
+
+
+def test_exhausted_memory_is_said_of_scoring_too(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = learner(load_config(run_file, [*RLVR_ALONE, *SEVERAL, *DECOUPLED]))
+
+    def exhausted(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(trained, "_proximal_logprobs", exhausted)
+    with pytest.raises(ModelError, match="ran out of memory in step 1: no room"):
+        trained.update(batch([1.0, -1.0]))
 
 
 def test_the_entropy_bonus_follows_its_target_and_is_resumed(run_file: Path) -> None:
@@ -144,6 +193,7 @@ def test_a_channel_that_drowns_another_is_named() -> None:
     assert imbalance({"rlvr/pull": 0.1, "hint/pull": 9.0, "replay/pull": 1.0}) == (
         "the hint channel pulls 90 times as hard on the policy as rlvr; lower loss.hint.weight if that is not intended"
     )
+    assert "; raise loss.hint.weight if" in str(imbalance({"replay/pull": 9.0, "hint/pull": 0.1}))
 
 
 def test_pulls_are_those_of_the_channels_alone(run_file: Path) -> None:

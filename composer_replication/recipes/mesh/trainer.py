@@ -34,7 +34,7 @@ from composer_replication.types import Group, Hint, Pair, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The result of one optimizer step."""
+    """The result of one step."""
 
     metrics: Mapping[str, float]
     off: Mapping[str, str]
@@ -74,7 +74,7 @@ class Trainer(Member):
         self._keep_weights()
 
     async def at(self) -> int:
-        """Return the number of optimizer steps taken."""
+        """Return the number of steps taken."""
         return self.learner.version
 
     async def resumed(self) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ POLL_VARIABLE = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"
 """How often Monarch asks whether the processes of actors are there; it reads this when it is first used."""
 os.environ.setdefault(POLL_VARIABLE, "500ms")  # Monarch's own value is ten seconds
 
-if TYPE_CHECKING or find_spec("monarch") is not None:
+if TYPE_CHECKING or (find_spec("monarch") is not None and find_spec("monarch.actor") is not None):
     import monarch.actor as hooks
     from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError  # exported nowhere else
     from monarch.actor import (

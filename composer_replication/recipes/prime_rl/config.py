@@ -1,6 +1,6 @@
 """PRIME-RL's configuration, made from our run file.
 
-Options that change how fast a run goes and not its result (`rollout.cohorts`, `optimizer.micro_batch_size`, ...) are left to
+Options that change how fast a run goes and not its result (`rollout.cohorts`, `optimizer.micro_batch_tokens`, ...) are left to
 PRIME-RL.
 """
 

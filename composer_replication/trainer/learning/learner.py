@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -44,10 +45,12 @@ from composer_replication.trainer.learning.sharding import load_whole_optimizer,
 from composer_replication.types import Trajectory
 from composer_replication.types.errors import ModelError
 
+_CHANNELS = {"rlvr", "hint", "replay"}
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of one optimizer step."""
+    """Result of a step, or of one of its optimizer steps."""
 
     metrics: Mapping[str, float]
     off: Mapping[str, str]
@@ -126,12 +129,15 @@ class Learner:
         tokens = self.config.optimizer.micro_batch_tokens
         taught = without_idle_rows(batch, loss.rlvr)
         minis = mini_batches(taught, self.config.optimizer.mini_batches, seed=self.version)
-        parts = [[self._inputs(part) for part in split(mini, tokens, **parallel)] for mini in minis]
-        updates = [self._optimizer_step(some, loss) for _ in range(self.config.optimizer.epochs) for some in parts]
+        with self._memory():
+            parts = [[self._inputs(part) for part in split(mini, tokens, **parallel)] for mini in minis]
+            updates = [self._optimizer_step(some, loss) for _ in range(self.config.optimizer.epochs) for some in parts]
         rate = float(self.schedule.get_last_lr()[0])
         self.schedule.step()
         self.version += 1
         metrics = merge_updates([update.metrics for update in updates])
+        if "dropped_tokens" in batch:
+            metrics["rlvr/dropped/tokens"] = float(batch["dropped_tokens"])
         self._follow(metrics)
         counts: list[tuple[int, int]] = gather_object([positions_and_tokens([part for some in parts for part in some])])
         positions, read = (float(sum(column)) for column in zip(*counts, strict=True))
@@ -146,16 +152,17 @@ class Learner:
         return StepResult(metrics, off)
 
     def _optimizer_step(self, parts: Sequence[Batch], loss: LossConfig) -> StepResult:
-        """Take one optimizer step on this rank's micro-batches. Raises ModelError when memory or the gradient does not last."""
+        """Take one optimizer step on this rank's micro-batches. Raises ModelError when the gradient is not finite.
+
+        Where nothing is taught every gradient is 0 and none is missing: momentum and weight decay act as on several processes,
+        whose made-up inputs reach every weight.
+        """
         self.optimizer.zero_grad()
-        try:
-            mine = [self._backward(part, loss) for part in parts]
-        except torch.OutOfMemoryError as error:
-            raise ModelError(
-                f"the device ran out of memory in step {self.version + 1}: {error}",
-                fix="set optimizer.gradient_checkpointing = true, lower optimizer.micro_batch_tokens, then "
-                "rollout.trajectory_tokens",
-            ) from error
+        mine = [self._backward(part, loss) for part in parts]
+        if not any(part.off.keys() != _CHANNELS for part in mine):
+            for parameter in self.model.parameters():
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
         norm = whole(self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm))
         if not torch.isfinite(norm):
             raise ModelError(
@@ -170,6 +177,18 @@ class Learner:
         metrics |= {"loss/total": sum(part.total for part in results), "optimizer/grad_norm": float(norm)}
         off = {channel: why for channel, why in results[0].off.items() if all(channel in part.off for part in results)}
         return StepResult(metrics, off)
+
+    @contextmanager
+    def _memory(self) -> Iterator[None]:
+        """Say what to lower when the device runs out of memory inside. Raises ModelError."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"the device ran out of memory in step {self.version + 1}: {error}",
+                fix="set optimizer.gradient_checkpointing = true, lower optimizer.micro_batch_tokens, then "
+                "rollout.trajectory_tokens",
+            ) from error
 
     def _present_options(self) -> LossConfig:
         """Return the options of the loss in this step: the entropy bonus may follow a target."""
@@ -227,7 +246,7 @@ class Learner:
         self.version = state["version"]
         for owner, saved in (
             (self.taid, state["taid"]),
-            (self.entropy, state["entropy"]),
+            (self.entropy, state.get("entropy")),
             (self.self_teacher, state["self_teacher"]),
             (self.reference, state["reference"]),
         ):
@@ -267,27 +286,29 @@ class Learner:
             if "old_logprobs" in part:
                 part["sampler_logprobs"] = part.pop("old_logprobs")  # the policy that scores is the present one
             if self.config.optimizer.updates > 1:
-                part |= self._proximal_logprobs(part)
-        if rlvr.kl_beta > 0 and "input_ids" in part:
-            part["ref_logprobs"] = self._reference_logprobs(part)
+                part |= self._scored("old_logprobs", part, self.policy, self._proximal_logprobs)
+        if rlvr.kl_beta > 0:
+            assert self.reference is not None
+            (reference,) = self.reference.parts(self.policy)
+            part |= self._scored("ref_logprobs", part, reference.model, self._reference_logprobs)
         return part
 
-    def _proximal_logprobs(self, part: Batch) -> Batch:
-        """Return the present policy's log-probs as those of the policy to which the ratios of all updates are taken."""
-        lockstep = in_lockstep(self.policy)
-        if "input_ids" not in part and not lockstep:
-            return {}
-        made = torch.zeros((1, 2), dtype=torch.int64, device=self.accelerator.device)  # a rank without rows makes the pass, too
-        ids = part.get("input_ids", made)
+    def _scored(self, key: str, part: Batch, model: nn.Module, score: Callable[[Batch], Tensor]) -> Batch:
+        """Return the scores of a micro-batch's rows under `key`. A rank without rows makes the pass too where it is
+        collective."""
+        if "input_ids" in part:
+            return {key: score(part)}
+        if in_lockstep(model):
+            made = torch.ones((1, 2), dtype=torch.int64, device=self.accelerator.device)
+            score({"input_ids": made, "attention_mask": made, "response_mask": made.cumsum(-1) - 1})
+        return {}
+
+    def _proximal_logprobs(self, batch: Batch) -> Tensor:
+        """Return log-probs [B, T] of the sampled tokens under the present policy, to which the ratios of all updates are
+        taken."""
+        rows = batch["input_ids"], batch["attention_mask"], batch["response_mask"]
         with evaluating(self.policy):
-            scores = sequence_logprobs(
-                self.policy,
-                ids,
-                part.get("attention_mask", torch.ones_like(made)),
-                part.get("response_mask", torch.tensor([[0, 1]], device=ids.device)),
-                self.config.rollout.temperature,
-            )
-        return {"old_logprobs": scores} if "input_ids" in part else {}
+            return sequence_logprobs(self.policy, *rows, self.config.rollout.temperature)
 
     def kl_to_reference(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Return the k1 estimate, in nats, of each trajectory's KL(policy that sampled it || reference).
