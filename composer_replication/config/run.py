@@ -173,8 +173,8 @@ class OptimizerConfig(Section):
     Lower it to save memory; results do not change. Trajectories are sorted by length, and those that teach nothing go through no
     pass."""
     mini_batches: Positive = 1
-    """Cut the rollouts of a step that teach something into this many parts and take an optimizer step on each. More make more of
-    expensive rollouts, at the price of updates that are off-policy: watch `rlvr/clip_frac` and `rlvr/ratio/max`."""
+    """Cut the rollouts of a step that teach something into this many parts and take an optimizer step on each. Raise it to
+    get more out of expensive rollouts; later updates are then off-policy, so watch `rlvr/clip_frac` and `rlvr/ratio/max`."""
     epochs: Positive = 1
     """Go over a step's rollouts this many times."""
     gradient_checkpointing: bool = False

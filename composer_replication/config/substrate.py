@@ -24,7 +24,6 @@ class SubstrateConfig(Section):
     trainers: Annotated[Positive, ReadBy("type", "monarch")] = 1
     """Share each optimizer step among this many processes, each with the whole policy (DDP)."""
     max_staleness: Annotated[int, Field(ge=0), _IN_A_MESH] = 1
-    """Allow the policy that sampled a trajectory to lag the one being trained by at most this many steps. 0 is
-    synchronous."""
+    """Allow the policy that sampled a trajectory to lag the one being trained by at most this many steps. 0 is synchronous."""
     options: Annotated[dict[str, str | int | float | bool], BeforeValidator(flat), ReadBy("type", "trl", "verl", "prime_rl")] = {}  # noqa: RUF012 - copied
     """Set options of the framework itself, by its own dotted names. They override those derived from this file."""

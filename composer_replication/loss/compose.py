@@ -59,7 +59,7 @@ from composer_replication.types.errors import ChannelOffError
 DpoVariant: TypeAlias = Literal["dpo", "simpo"]
 SdpoWrapper: TypeAlias = Literal["none", "taid", "entropy_opd"]
 _FORMS: Mapping[str, Literal["jsd", "taid", "entropy_opd"]] = {"none": "jsd", "taid": "taid", "entropy_opd": "entropy_opd"}
-_CHANNELS = ("rlvr", "hint", "replay")
+_CHANNELS = tuple(LossConfig.model_fields)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-_SUMS = ("/loss", "/tokens", "/pairs")
+_LOSSES = ("/loss", "loss/total")
+_SUMS = (*_LOSSES, "/tokens", "/pairs")
 _SQUARE = "/importance/square/mean"
 
 
@@ -40,6 +40,22 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
     The effective sample size of importance weights, as a share of the tokens, follows from their merged moments.
     """
+    merged = _merged(parts)
+    for name in [name for name in merged if name.endswith(_SQUARE)]:
+        square, channel = merged.pop(name), name.removesuffix(_SQUARE)
+        if square > 0:
+            merged[f"{channel}/importance/ess"] = merged[f"{channel}/importance/mean"] ** 2 / square
+    return merged
+
+
+def merge_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Merge the metrics of several optimizer steps on one batch of rollouts as those of micro-batches, but with the mean of each
+    loss over all steps: a channel without inputs in a step has a loss of 0 there."""
+    merged = _merged(updates)
+    return {name: value / len(updates) if name.endswith(_LOSSES) else value for name, value in merged.items()}
+
+
+def _merged(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         found = [(part[name], _count(name, part)) for part in parts if name in part]
@@ -51,30 +67,6 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
             merged[name] = sum(value for value, _ in found)
         else:
             merged[name] = sum(value * count for value, count in found) / max(1.0, sum(count for _, count in found))
-    for name in [name for name in merged if name.endswith(_SQUARE)]:
-        square, channel = merged.pop(name), name.removesuffix(_SQUARE)
-        if square > 0:
-            merged[f"{channel}/importance/ess"] = merged[f"{channel}/importance/mean"] ** 2 / square
-    return merged
-
-
-def merge_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Merge the metrics of several optimizer steps on one batch of rollouts: extremes as above, sums of counts, the mean loss
-    over all steps (a channel without inputs in one has lost nothing there), and means of the rest weighted by counts."""
-    merged: dict[str, float] = {}
-    for name in dict.fromkeys(name for update in updates for name in update):
-        found = [(update[name], _count(name, update)) for update in updates if name in update]
-        values = [value for value, _ in found]
-        if name.endswith("/max"):
-            merged[name] = max(values)
-        elif name.endswith("/min"):
-            merged[name] = min(values)
-        elif name.endswith(("/tokens", "/pairs")):
-            merged[name] = math.fsum(values)
-        elif name.endswith("/loss") or name == "loss/total":
-            merged[name] = math.fsum(values) / len(updates)
-        else:
-            merged[name] = math.fsum(value * count for value, count in found) / max(1.0, math.fsum(count for _, count in found))
     return merged
 
 

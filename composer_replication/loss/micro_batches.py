@@ -85,8 +85,6 @@ def mini_batches(batch: Mapping[str, Tensor], count: int, seed: int) -> list[Bat
         part |= _rows(batch, mine) if len(mine) else {}
         part |= _take(batch, PAIR_KEYS, own) if len(own) else {}
         found.append(part)
-    if "dropped_tokens" in batch:
-        found[0]["dropped_tokens"] = batch["dropped_tokens"]
     return found
 
 
@@ -107,9 +105,14 @@ def without_idle_rows(batch: Mapping[str, Tensor], options: RlvrConfig) -> Batch
     return rest | (_rows(batch, kept.nonzero().flatten()) if bool(kept.any()) else {})
 
 
+_READ = ("attention_mask", "dpo_chosen_attention_mask", "dpo_rejected_attention_mask")
+"""Masks of what is read with gradient."""
+
+
 def positions_and_tokens(parts: Sequence[Mapping[str, Tensor]]) -> tuple[int, int]:
-    """Return the positions of all sequences of the micro-batches, padding included, and the tokens among them."""
-    masks = [value for part in parts for key, value in part.items() if key.endswith("attention_mask")]
+    """Return the positions of all rows and pairs of the micro-batches, padding included, and the tokens among them. What a
+    self-teacher reads is not counted."""
+    masks = [part[key] for part in parts for key in _READ if key in part]
     return sum(mask.numel() for mask in masks), int(sum((mask != 0).sum() for mask in masks))
 
 

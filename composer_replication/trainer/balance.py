@@ -1,12 +1,13 @@
-"""Whether one channel of the loss drowns another."""
+"""Tells when one channel of the loss drowns another."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from composer_replication.config import LossConfig
+
 DWARFED = 10.0
 """A channel that pulls this many times as hard as another is reported."""
-_CHANNELS = ("rlvr", "hint", "replay")
 
 
 def imbalance(metrics: Mapping[str, float]) -> str | None:
@@ -15,7 +16,7 @@ def imbalance(metrics: Mapping[str, float]) -> str | None:
     Reads `*/pull`, the norm of each channel's gradient on the hidden states before the head; channels without a gradient in the
     step do not count.
     """
-    pulls = {name: metrics.get(f"{name}/pull", 0.0) for name in _CHANNELS}
+    pulls = {name: metrics.get(f"{name}/pull", 0.0) for name in LossConfig.model_fields}
     felt = sorted((pull, name) for name, pull in pulls.items() if pull > 0)
     if len(felt) < 2 or felt[-1][0] < DWARFED * felt[0][0]:
         return None

@@ -77,7 +77,6 @@ def test_several_updates_are_those_of_a_loop(run_file: Path, words: list[str]) -
     assert trained.version == 1
     assert metrics["optimizer/updates"] == 4
     assert metrics["rlvr/tokens"] == 2 * inputs["rlvr_weights"].sum()
-    assert metrics["rlvr/ratio/max"] > 1.01 if words else metrics["rlvr/ratio/max"] > 0
     if words:
         assert metrics["rlvr/ratio/min"] < 0.99 < 1.01 < metrics["rlvr/ratio/max"], "to the policy before the first update"
         assert 0 < metrics["rlvr/importance/ess"] <= 1

@@ -111,19 +111,20 @@ def test_every_loss_type_of_trl_has_the_channels_beside_it(case, tmp_path, loss_
 
 
 @pytest.mark.parametrize("kind", ["tis", "icepop"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("ga", [1, 2])
-def test_importance_correction(case, tmp_path, kind, ga):
-    """The recorded log-probs are up to 0.4 nats off: weights cut at 1.2, or tokens outside [0.8, 1.2] left out."""
+def test_importance_correction(case, tmp_path, kind, level, ga):
+    """The recorded log-probs are up to 0.4 nats off: weights cut at 1.2, or tokens or rows outside [0.5, 1.2] left out."""
     rlvr = RlvrConfig(
-        objective="dapo", epsilon_low=0.2, epsilon_high=0.28, importance=kind, importance_high=1.2,
-        **({"importance_low": 0.8} if kind == "icepop" else {}),
+        objective="dapo", epsilon_low=0.2, epsilon_high=0.28, importance=kind, importance_level=level,
+        importance_high=1.2, **({"importance_low": 0.5} if kind == "icepop" else {}),
     )  # fmt: skip
     trainer, look = fixed.make_trainer(case, tmp_path, ga=ga, channels=LossConfig(rlvr=rlvr, hint=LOSS.hint, replay=LOSS.replay))
     trainer.train()
     batch = {**case.batch, "sampler_logprobs": case.batch["old_logprobs"]}
     del batch["old_logprobs"]
-    low = {"importance_low": 0.8} if kind == "icepop" else {}
-    own = fixed.own_gradient(case, batch, importance=kind, importance_high=1.2, **low)
+    low = {"importance_low": 0.5} if kind == "icepop" else {}
+    own = fixed.own_gradient(case, batch, importance=kind, importance_level=level, importance_high=1.2, **low)
     assert relative_error(look.found, own) < CLOSE
     assert relative_error(look.found, one_gradient.local_gradient(case)) > 0.01, "the weights matter"
     assert 0 < look.logs["rlvr/importance/mean"] <= look.logs["rlvr/importance/max"] <= 1.2 + 1e-6

@@ -16,6 +16,7 @@ TOLERANCE = 2e-5
 NO_CLIP = {"max_grad_norm": 1e9, "micro_batch_tokens": 64, "learning_rate": 1e-3}
 TIS = {"importance": "tis", "importance_high": 1.1}
 ICEPOP = {"importance": "icepop", "importance_low": 0.8, "importance_high": 1.2}
+SEQUENCES = {"importance_level": "sequence", "importance_high": 1.5}
 
 
 @pytest.fixture
@@ -73,7 +74,11 @@ def _moved(learner, batch, far):
 
 @pytest.mark.parametrize("reduction", ["turn", "token"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("correction", [{}, TIS, ICEPOP], ids=["none", "tis", "icepop"])
+@pytest.mark.parametrize(
+    "correction",
+    [{}, TIS, ICEPOP, TIS | SEQUENCES, ICEPOP | SEQUENCES],
+    ids=["none", "tis", "icepop", "tis of sequences", "icepop of sequences"],
+)
 def test_corrections_temperature_and_reduction(both, correction, temperature, reduction):
     error, said, metrics = both({"objective": "dapo", **correction}, {"reduction": reduction}, temperature)
     print(f"{correction.get('importance')}, temperature {temperature}, {reduction}: {error:.1e}")
@@ -86,7 +91,7 @@ def test_corrections_temperature_and_reduction(both, correction, temperature, re
         assert said[name] == pytest.approx(metrics[name], rel=1e-4, abs=1e-6), name
 
 
-@pytest.mark.parametrize("objective", ["grpo", "dr_grpo", "gspo", "bnpo", "cispo", "dppo"])
+@pytest.mark.parametrize("objective", ["grpo", "dr_grpo", "gspo", "bnpo", "cispo", "sapo", "dppo"])
 @pytest.mark.parametrize("correction", [{}, TIS], ids=["none", "tis"])
 def test_every_objective_at_another_temperature(both, objective, correction):
     error, _, _ = both({"objective": objective, **correction}, {"reduction": "token"}, 0.7)

@@ -11,7 +11,7 @@ from composer_replication.loss.metrics import Pull
 
 
 class Result(NamedTuple):
-    """What a channel finds."""
+    """The value, metrics and pull of a channel."""
 
     value: Tensor
     """0-dim, with gradient."""

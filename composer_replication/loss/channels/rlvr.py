@@ -114,7 +114,7 @@ class TokenStreams:
 
     advantages: Tensor
     old: Tensor | None
-    """Of the proximal policy, to which ratios are taken. None: the current log-probs, that is exactly on-policy."""
+    """Log-probs under the proximal policy, to which ratios are taken. None: the current ones, that is exactly on-policy."""
     reference: Tensor | None
     sampler: Tensor | None
     """The engine's log-probs of the sampled tokens, when they are to be corrected for."""

@@ -1,4 +1,4 @@
-"""What actor classes are made of where torchmonarch is not installed: they can be imported and read, and not made."""
+"""Stands in for torchmonarch where it is not installed: actor classes can then be imported and read, but not instantiated."""
 
 from __future__ import annotations
 

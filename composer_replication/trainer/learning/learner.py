@@ -45,8 +45,6 @@ from composer_replication.trainer.learning.sharding import load_whole_optimizer,
 from composer_replication.types import Trajectory
 from composer_replication.types.errors import ModelError
 
-_CHANNELS = {"rlvr", "hint", "replay"}
-
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -159,7 +157,7 @@ class Learner:
         """
         self.optimizer.zero_grad()
         mine = [self._backward(part, loss) for part in parts]
-        if not any(part.off.keys() != _CHANNELS for part in mine):
+        if all(part.off.keys() == LossConfig.model_fields.keys() for part in mine):
             for parameter in self.model.parameters():
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
