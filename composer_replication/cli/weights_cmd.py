@@ -30,3 +30,28 @@ def follow_command(
     for pulled in follow(open_store(store).at(run), into, run=run, versions=versions):
         shards = f"{pulled.full} shards whole and {pulled.patched} patched"
         echo(f"version {pulled.version} is in {into / run / pulled.facts['label']}: {pulled.bytes_down:,} bytes, {shards}")
+
+
+@app.command("merge")
+def merge_command(
+    adapters: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="A checkpoint of a run with model.lora.rank.")],
+    into: Annotated[Path, typer.Argument(file_okay=False, help="Folder for the whole model; it must not exist or be empty.")],
+) -> None:
+    """Add a checkpoint's LoRA adapters to the model that they were trained on, and write the whole model in bfloat16.
+
+    Any server loads what this writes, and a later run may start from it.
+    """
+    from composer_replication.config import ModelConfig
+    from composer_replication.loss.forward.adapters import ADAPTER_FILE
+    from composer_replication.loss.forward.models import load_policy, save_policy
+    from composer_replication.observe.files import storage_errors
+    from composer_replication.types.errors import ConfigError
+
+    if not (adapters / ADAPTER_FILE).is_file():
+        raise ConfigError(f"{adapters} holds no LoRA adapters (no {ADAPTER_FILE})", fix="name a checkpoint of a LoRA run")
+    if into.is_dir() and any(into.iterdir()):
+        raise ConfigError(f"{into} is not empty", fix="name a new folder")
+    model, tokenizer = load_policy(ModelConfig(path=str(adapters), device="cpu"))
+    with storage_errors(into):
+        save_policy(model.bfloat16(), tokenizer, into)
+    echo(f"{into} holds the whole model")

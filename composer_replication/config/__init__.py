@@ -16,10 +16,10 @@ from composer_replication.config.loss import (
     RewardConfig,
     RlvrConfig,
 )
+from composer_replication.config.model import LoraConfig, ModelConfig
 from composer_replication.config.replay import BackendName, GateConfig, GateRule, NormalizeConfig
 from composer_replication.config.run import (
     EvalConfig,
-    ModelConfig,
     OptimizerConfig,
     RolloutConfig,
     RunConfig,
@@ -41,6 +41,7 @@ __all__ = [
     "GateConfig",
     "GateRule",
     "HintConfig",
+    "LoraConfig",
     "LossConfig",
     "ModelConfig",
     "NormalizeConfig",

@@ -12,22 +12,12 @@ from composer_replication.config.curriculum import CurriculumConfig
 from composer_replication.config.diloco import DilocoConfig
 from composer_replication.config.env import EnvConfig
 from composer_replication.config.loss import LossConfig, RewardConfig
+from composer_replication.config.model import ModelConfig
 from composer_replication.config.section import Decay, Name, Positive, ReadBy, Section, Weight, flat, refuse
 from composer_replication.config.substrate import SubstrateConfig
 from composer_replication.types.errors import ConfigError
 
 _Override = dict[str, str | int | float | bool]
-
-
-class ModelConfig(Section):
-    """The policy."""
-
-    path: str
-    """Load the policy from this local folder or Hugging Face model id, e.g. `Qwen/Qwen2.5-0.5B-Instruct`. It needs a chat
-    template."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    """Train on `auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:N`. Weights are float32: AdamW's small steps vanish in
-    bfloat16."""
 
 
 class TasksConfig(Section):
@@ -180,6 +170,13 @@ class OptimizerConfig(Section):
     gradient_checkpointing: bool = False
     """Keep only each layer's input in the forward pass and recompute the rest in the backward pass. It costs about a third more
     compute and saves most activation memory; results do not change."""
+    moments: Annotated[Literal["float32", "8bit"], ReadBy("type", "adamw")] = "float32"
+    """Keep AdamW's two moments in float32, or in 8 bits with a scale for every 256 of them (arXiv:2110.02861), a quarter of the
+    memory. `8bit` needs the extra `torchao` and a C compiler."""
+    offload: Annotated[bool, ReadBy("type", "adamw"), ReadBy("moments", "float32")] = False
+    """Keep AdamW's moments and a float32 copy of the weights in the machine's memory and step there (arXiv:2101.06840). It frees
+    8 bytes of device memory per trained weight, and with model.precision = bfloat16 needs no stochastic rounding; each step sends
+    gradients and weights over the bus."""
 
     @property
     def updates(self) -> int:
@@ -293,6 +290,13 @@ class RunConfig(Section):
                 "trainer's, and the ratio of the two would be clipped as if the policy had moved",
                 "set loss.rlvr.importance = tis or icepop",
             )
+        if self.model.precision == "bfloat16" and self.optimizer.type == "muon":
+            refuse(
+                "optimizer.type = muon and model.precision = bfloat16: most of Muon's steps are smaller than bfloat16 can hold",
+                "set model.precision = mixed, or optimizer.type = adamw",
+            )
+        if self.substrate.shard:
+            self._shares_can_be_trained()
         if self.env.use is not None:
             self._env_stands_alone()
         curriculum, siblings = self.curriculum, self.rollout.group_size
@@ -314,6 +318,16 @@ class RunConfig(Section):
                 "optimizer steps, and replicas need as many of them as of steps",
                 "leave mini_batches and epochs out",
             )
+        if self.diloco.enabled and self.model.precision == "bfloat16" and self.model.lora.rank == 0:
+            refuse(
+                "model.precision = bfloat16 and diloco.enabled = true: a round's steps are smaller than bfloat16 can hold",
+                "set model.precision = mixed, or model.lora.rank above 0",
+            )
+        if self.diloco.enabled and self.optimizer.offload:
+            refuse(
+                "optimizer.offload = true and diloco.enabled = true: a round changes the weights, and not their copies in memory",
+                "leave offload out",
+            )
         if self.diloco.enabled and self.diloco.shard_tasks and self.rollout.groups % self.diloco.replicas:
             refuse(
                 f"rollout.groups = {self.rollout.groups} cannot be shared out among {self.diloco.replicas} replicas",
@@ -332,6 +346,25 @@ class RunConfig(Section):
                 f"set loss.hint.temperature = {sampled_at}, or choose a loss.hint.form over the vocabulary (jsd, top_k_jsd)",
             )
         return self
+
+    def _shares_can_be_trained(self) -> None:
+        """Refuse what needs whole weights."""
+        if self.rollout.engine == "transformers":
+            refuse(
+                "substrate.shard = true and rollout.engine = transformers: every token would gather all weights from all devices",
+                "set rollout.engine = vllm or sglang, or substrate.shard = false",
+            )
+        if self.optimizer.offload:
+            refuse("optimizer.offload = true and substrate.shard = true: the copies in memory are whole", "leave one of them out")
+        if self.optimizer.moments == "8bit":
+            refuse(
+                "optimizer.moments = 8bit and substrate.shard = true: sharded moments of 8 bits cannot be saved", "leave one out"
+            )
+        if self.model.lora.rank and self.loss.hint.self_teacher == "ema":
+            refuse(
+                "loss.hint.self_teacher = ema with model.lora.rank and substrate.shard = true: the averages are whole adapters",
+                "set loss.hint.self_teacher = frozen",
+            )
 
     @model_validator(mode="after")
     def _who_samples_has_a_server(self) -> Self:

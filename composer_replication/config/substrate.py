@@ -23,6 +23,9 @@ class SubstrateConfig(Section):
     """Start this many actors that sample."""
     trainers: Annotated[Positive, ReadBy("type", "monarch")] = 1
     """Share each optimizer step among this many processes, each with the whole policy (DDP)."""
+    shard: Annotated[bool, ReadBy("type", "local")] = False
+    """Started by torchrun on several devices, share weights, gradients and moments out among them (FSDP2), instead of keeping all
+    of them on each (DDP). Set it when one device cannot hold them; rollouts then need a server."""
     max_staleness: Annotated[int, Field(ge=0), _IN_A_MESH] = 1
     """Allow the policy that sampled a trajectory to lag the one being trained by at most this many steps. 0 is synchronous."""
     options: Annotated[dict[str, str | int | float | bool], BeforeValidator(flat), ReadBy("type", "trl", "verl", "prime_rl")] = {}  # noqa: RUF012 - copied

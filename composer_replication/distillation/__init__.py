@@ -21,7 +21,9 @@ from composer_replication.distillation.fused_gated import fused_entropy_gated
 from composer_replication.distillation.jsd import JsdScale, generalized_jsd_loss, generalized_jsd_per_token
 from composer_replication.distillation.sampled_token import EntropyGatedOPD, SampledToken, sampled_token_per_token
 from composer_replication.distillation.self_teacher import (
+    AdapterEMATeacher,
     AdaptersOffTeacher,
+    AdapterTrustRegionTeacher,
     EMATeacher,
     FrozenTeacher,
     LiveTeacher,
@@ -37,6 +39,8 @@ from composer_replication.distillation.top_k import gated_forward_kl_per_token, 
 
 __all__ = [
     "TAID",
+    "AdapterEMATeacher",
+    "AdapterTrustRegionTeacher",
     "AdaptersOffTeacher",
     "Divergence",
     "EMATeacher",

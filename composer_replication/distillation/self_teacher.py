@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -102,14 +102,25 @@ class FrozenTeacher(_NothingToMove):
 
     kind = "frozen"
 
-    def __init__(self, model: nn.Module) -> None:
-        """Raise ValueError for a model that FSDP2 has sharded, which cannot be copied: make the teacher before sharding."""
+    def __init__(self, model: nn.Module, *, rounded_to: torch.dtype | None = None, on_host: bool = False) -> None:
+        """Copy a model.
+
+        Args:
+            rounded_to: what autocast multiplies matrices in. The copy keeps the weights of linear layers in it, which changes no
+                bit of what it computes there.
+            on_host: keep the copy in the machine's memory; `parts` bring it to the model's device for each pass.
+
+        Raises:
+            ValueError: FSDP2 has sharded the model, which then cannot be copied: make the teacher before sharding.
+        """
         if any(_is_sharded(parameter) for parameter in model.parameters()):
             raise ValueError(f"a {self.kind} self-teacher is a copy of the policy: make it before `fully_shard`")
-        self._model = copy.deepcopy(model).eval().requires_grad_(False)
+        self._device = next(model.parameters()).device
+        self._model = _copied(model, rounded_to, torch.device("cpu") if on_host else self._device)
+        self._visit = partial(_moved, self._model, self._device) if on_host else nullcontext
 
     def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:  # noqa: ARG002 - protocol
-        return (TeacherPart(1.0, self._model),)
+        return (TeacherPart(1.0, self._model, self._visit),)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "norms": _norms(self._model)}
@@ -134,10 +145,10 @@ class EMATeacher(FrozenTeacher):
 
     kind = "ema"
 
-    def __init__(self, model: nn.Module, rate: float = 0.05) -> None:
+    def __init__(self, model: nn.Module, rate: float = 0.05, *, on_host: bool = False) -> None:
         """Raise ValueError unless 0 < rate <= 1."""
         _check_rate(rate)
-        super().__init__(model)
+        super().__init__(model, on_host=on_host)
         if any(p.dtype in (torch.bfloat16, torch.float16) for p in self._model.parameters()):
             self._model = self._model.float()
         self.rate = rate
@@ -160,36 +171,156 @@ class EMATeacher(FrozenTeacher):
         self._model.load_state_dict(state["model"])
 
 
+class AdapterEMATeacher(_NothingToMove):
+    """An exponential moving average of a peft model's adapters, on the student's own model: no copy of it."""
+
+    kind = "adapter_ema"
+
+    def __init__(self, model: nn.Module, rate: float = 0.05) -> None:
+        """Raise ValueError unless 0 < rate <= 1."""
+        _check_rate(rate)
+        self.rate = rate
+        self._average = {n: p.detach().to(_at_least_float32(p.dtype), copy=True) for n, p in _trained(model).items()}
+
+    def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:
+        return (TeacherPart(1.0, student_model, partial(_holding, _trained(student_model), self._average)),)
+
+    @torch.no_grad()
+    def update(self, student_model: nn.Module) -> None:
+        """Move the average by one step."""
+        for name, adapter in _trained(student_model).items():
+            self._average[name].lerp_(adapter.to(self._average[name]), self.rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "average": self._average}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for name, average in self._average.items():
+            average.copy_(state["average"][name])
+
+
 class TrustRegionTeacher(FrozenTeacher):
     """A point between the frozen weights' and the student's logits: (1 - rate) reference + rate student. Two forward passes."""
 
     kind = "trust_region"
 
-    def __init__(self, model: nn.Module, rate: float = 0.05) -> None:
+    def __init__(
+        self, model: nn.Module, rate: float = 0.05, *, rounded_to: torch.dtype | None = None, on_host: bool = False
+    ) -> None:
         """Raise ValueError unless 0 < rate <= 1."""
         _check_rate(rate)
-        super().__init__(model)
+        super().__init__(model, rounded_to=rounded_to, on_host=on_host)
         self.rate = rate
 
     def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:
-        return (TeacherPart(1.0 - self.rate, self._model), TeacherPart(self.rate, student_model))
+        (reference,) = super().parts(student_model)
+        return (reference._replace(share=1.0 - self.rate), TeacherPart(self.rate, student_model))
 
 
-def make_self_teacher(kind: SelfTeacherKind, model: nn.Module, *, rate: float = 0.05) -> SelfTeacher:
-    """Make the self-teacher of this kind; `rate` is read by `ema` and `trust_region`. The `frozen` one of a peft model is an
-    AdaptersOffTeacher.
+class AdapterTrustRegionTeacher(AdaptersOffTeacher):
+    """The same point for a peft model, whose reference is the model without its adapters: no copy of it."""
 
-    Raises ValueError on an unknown kind.
+    kind = "adapter_trust_region"
+
+    def __init__(self, rate: float = 0.05) -> None:
+        """Raise ValueError unless 0 < rate <= 1."""
+        _check_rate(rate)
+        self.rate = rate
+
+    def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:
+        (reference,) = super().parts(student_model)
+        return (reference._replace(share=1.0 - self.rate), TeacherPart(self.rate, student_model))
+
+
+def make_self_teacher(
+    kind: SelfTeacherKind,
+    model: nn.Module,
+    *,
+    rate: float = 0.05,
+    rounded_to: torch.dtype | None = None,
+    on_host: bool = False,
+) -> SelfTeacher:
+    """Make the self-teacher of this kind; of a peft model none needs a copy.
+
+    Args:
+        rate: read by `ema` and `trust_region`.
+        rounded_to: as in `FrozenTeacher`; an average is never rounded.
+        on_host: as in `FrozenTeacher`.
+
+    Raises:
+        ValueError: the kind is unknown.
     """
+    adapted = _with_adapters(model) is not None
     if kind == "live":
         return LiveTeacher()
     if kind == "frozen":
-        return FrozenTeacher(model) if _with_adapters(model) is None else AdaptersOffTeacher()
+        return AdaptersOffTeacher() if adapted else FrozenTeacher(model, rounded_to=rounded_to, on_host=on_host)
     if kind == "ema":
-        return EMATeacher(model, rate)
+        return AdapterEMATeacher(model, rate) if adapted else EMATeacher(model, rate, on_host=on_host)
     if kind == "trust_region":
-        return TrustRegionTeacher(model, rate)
+        if adapted:
+            return AdapterTrustRegionTeacher(rate)
+        return TrustRegionTeacher(model, rate, rounded_to=rounded_to, on_host=on_host)
     raise ValueError(f"unknown self-teacher {kind!r}: expected 'live', 'frozen', 'ema' or 'trust_region'")
+
+
+# --- copies ------------------------------------------------------------------------------------------------------------
+
+
+def _copied(model: nn.Module, rounded_to: torch.dtype | None, device: torch.device) -> nn.Module:
+    """Return a copy of a model on a device, without gradient. Weight by weight: there is never a second copy beside it."""
+    kept = {id(parameter) for parameter in model.parameters()}
+    if rounded_to is not None:
+        kept -= {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+        kept |= {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}  # a tied head stays too
+    made: dict[int, Any] = {}
+    for parameter in model.parameters():
+        dtype = parameter.dtype if id(parameter) in kept or parameter.dtype == torch.float64 else rounded_to
+        made[id(parameter)] = nn.Parameter(parameter.detach().to(device, dtype, copy=True), requires_grad=False)
+    for buffer in model.buffers():
+        made[id(buffer)] = buffer.detach().to(device, copy=True)
+    return copy.deepcopy(model, made).eval()
+
+
+@contextmanager
+def _moved(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Move a model's weights to a device inside. What it computed there stays valid afterwards, as do detached weights."""
+    at_home = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers())]
+    try:
+        for tensor, data in at_home:
+            tensor.data = data.to(device, non_blocking=True)
+        torch.clear_autocast_cache()  # it would not see that a weight has other values
+        yield
+    finally:
+        for tensor, data in at_home:
+            tensor.data = data
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def _holding(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Give parameters other values inside."""
+    own = {name: parameter.data for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.data = values[name].to(parameter)
+        torch.clear_autocast_cache()  # it would not see that a weight has other values
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = own[name]
+        torch.clear_autocast_cache()
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return a peft model's trainable parameters by name, which wrappers do not change."""
+    adapted: nn.Module = _with_adapters(model)
+    return {name: parameter for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+
+
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _norms(model: nn.Module) -> dict[str, float]:

@@ -216,6 +216,19 @@ def teacher_logits(teacher: Sequence[TeacherRows], rows: slice, out: Tensor, par
     return out
 
 
+def logits_of(hidden: Tensor, head: Head) -> Tensor:
+    """Return the logits [n, V] of hidden states [n, H] as the losses form them, without gradient: operands rounded where autocast
+    is on, sums and result in float32 (or float64)."""
+    rounded_to = autocast_dtype(head.weight)
+    source = TeacherRows(hidden.detach(), replace(head, weight=head.weight.detach()), 1.0)
+    if rounded_to is not None:
+        source = _rounded(source, rounded_to)
+    product = hidden.new_empty((len(hidden), len(head.weight)), dtype=accumulation_dtype(head.weight.dtype))
+    _mm(source.hidden, source.head.weight.t(), out=product)
+    source.head.finish_(product, 1.0)
+    return product
+
+
 def _mm(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
     """Compute out = a @ b, accumulated and left in the type of `out`, also when `a` or `b` is narrower."""
     if a.dtype == b.dtype == out.dtype:

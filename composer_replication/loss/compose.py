@@ -46,6 +46,7 @@ from composer_replication.loss.channels.rlvr import rlvr_channel, token_weights
 from composer_replication.loss.forward import (
     Forward,
     Prefix,
+    computing,
     fallbacks,
     forward,
     in_lockstep,
@@ -153,7 +154,10 @@ def compose_loss(
         check_padding(batch)
     found: dict[str, Result] = {}
     teacher = self_teacher or LiveTeacher()
-    with one_weight_gradient():  # the replay channel first: it forms its part of the head's gradient in the backward pass
+    with (
+        computing(model),
+        one_weight_gradient(),
+    ):  # the replay channel first: it forms its part of the head's gradient in the backward pass
         if "replay" not in idle:
             found["replay"] = replay_channel(model, batch, options.replay)
         if "rlvr" not in idle or "hint" not in idle:

@@ -1,7 +1,8 @@
 """Metric names, and the statistics a run reports.
 
-Names read `channel/what/stat`. Those under `time/`, `cost/` and `mesh/` depend on the machine and may differ between two runs of
-the same seed; on one process every other metric is deterministic. A metric `X_se` is the standard error of the metric `X`.
+Names read `channel/what/stat`. Those under `time/`, `cost/`, `memory/` and `mesh/` depend on the machine and may differ between
+two runs of the same seed; on one process every other metric is deterministic. A metric `X_se` is the standard error of the metric
+`X`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from composer_replication.types import Group, Unscored
 
-_MACHINE_DEPENDENT = ("time/", "cost/", "mesh/")
+_MACHINE_DEPENDENT = ("time/", "cost/", "memory/", "mesh/")
 
 
 def deterministic(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that must be equal in two runs of the same seed: all but `time/...`, `cost/...` and `mesh/...`."""
+    """Return the metrics that must be equal in two runs of the same seed: all but `time/...`, `cost/...`,
+    `memory/...` and `mesh/...`."""
     return {name: value for name, value in values.items() if not name.startswith(_MACHINE_DEPENDENT)}
 
 

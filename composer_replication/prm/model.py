@@ -23,7 +23,7 @@ from composer_replication.types.errors import ModelError
 
 _LOADER = logging.getLogger("transformers.modeling_utils")
 _LABELS = {0: "bad step", 1: "good step"}
-_HEAD = {"num_labels": 2, "id2label": _LABELS, "label2id": {name: i for i, name in _LABELS.items()}}
+_HEAD: dict[str, Any] = {"num_labels": 2, "id2label": _LABELS, "label2id": {name: i for i, name in _LABELS.items()}}
 
 
 def make_prm(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:

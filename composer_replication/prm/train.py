@@ -29,6 +29,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from composer_replication.loss.forward import update_mode, weights_digest
 from composer_replication.loss.forward.model_checkpoint import (
+    Snapshot,
     latest_checkpoint,
     load_checkpoint,
     read_checkpoint,
@@ -82,12 +83,12 @@ class PrmLearner:
         decay = 0.1 + 0.45 * (1 + math.cos(math.pi * self.version / self._steps))
         return self._options.learning_rate * min(1.0, (self.version + 1) / warmup) * decay
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything but the weights."""
-        return {"optimizer": self._optimizer.state_dict(), "version": self.version}
+    def snapshot(self) -> Snapshot:
+        """Return what a checkpoint holds."""
+        return Snapshot(None, {"optimizer": self._optimizer.state_dict(), "version": self.version})
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned; `weights` are the model's."""
+        """Restore what `snapshot` returned; `weights` are the model's."""
         self.policy.load_state_dict(weights)
         self._optimizer.load_state_dict(state["optimizer"])
         self.version = state["version"]

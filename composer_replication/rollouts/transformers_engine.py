@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from composer_replication.loss.forward import arguments_of, cache_argument, caches_attention_only, evaluating
+from composer_replication.loss.forward import (
+    arguments_of,
+    cache_argument,
+    caches_attention_only,
+    compute_dtype,
+    evaluating,
+    forward,
+    why_plain,
+)
 from composer_replication.rollouts.kv_cache import Session, merge_caches, split_cache
 from composer_replication.rollouts.protocol import Sample, SampleRequest
 from composer_replication.rollouts.sampling import draw, uniforms
@@ -205,7 +213,10 @@ class TransformersEngine:
             self._sessions[requests[row].session] = Session(length=len(layers[0][0]), pending=(sampled[-1],), layers=layers)
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
-        """Return logits `[B, V]` after the last column."""
+        """Return logits `[B, V]` after the last column. Where autocast would round them they are formed as the losses form them,
+        so that the log-probs of what is sampled are those that the trainer finds."""
+        if compute_dtype(self.model) is not None and "position_ids" in self._accepts and why_plain(self.model) is None:
+            return forward(self.model, ids, mask, position_ids=positions, cache=cache).last_logits()
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, self._cache_name: cache, "use_cache": True}
         if "position_ids" in self._accepts:
             inputs["position_ids"] = positions

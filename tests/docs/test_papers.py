@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "papers.md").read_text("utf-8")
 NAMED = set(re.findall(r"\[`(\w+)`\]\(\.\./([\w/]+)\.py\)", PAGE))
 """(name, module file) of every link to code."""
-HELPERS = {"RowKernel", "TokenLoss", "TokenScores", "accumulation_dtype", "by_triton", "for_blocks", "upcast"}
+HELPERS = {"RowKernel", "TokenLoss", "TokenScores", "accumulation_dtype", "by_triton", "for_blocks", "logits_of", "upcast"}
 """Of `kernels`: they hold no formula."""
 
 

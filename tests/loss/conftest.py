@@ -36,14 +36,14 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(
-    seed: int = 0, *, vocab_size: int = 259, dtype: torch.dtype = torch.float32, tied: bool = True
+    seed: int = 0, *, vocab_size: int = 259, dtype: torch.dtype = torch.float32, tied: bool = True, layers: int = 2
 ) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,

@@ -9,10 +9,18 @@ import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model, inject_adapter_in_model
 
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
-from composer_replication.distillation import AdaptersOffTeacher, EMATeacher, FrozenTeacher, make_self_teacher
+from composer_replication.distillation import (
+    AdapterEMATeacher,
+    AdaptersOffTeacher,
+    EMATeacher,
+    FrozenTeacher,
+    TrustRegionTeacher,
+    make_self_teacher,
+)
 from composer_replication.kernels import one_pass
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
+from composer_replication.loss.forward import compute_in
 from composer_replication.types.errors import CheckpointError, ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -55,12 +63,12 @@ def test_only_adapters_have_gradients_and_the_loss_is_that_of_the_merged_model(n
 
 @pytest.mark.parametrize(
     ("options", "products"),
-    [({}, 2), ({"options": GSPO}, 3), ({"alpha_sdpo": 1.0}, 2 + 3), ({"beta_replay": 1.0}, 2 + 3)],
+    [({}, 2), ({"options": GSPO}, 3), ({"alpha_sdpo": 1.0}, 2 + 3 + 1), ({"beta_replay": 1.0}, 2 + 3)],
     ids=str,
 )
 def test_the_weight_of_a_frozen_head_costs_nothing(new_lora, batch, monkeypatch, options, products):
     """Student, teacher and the hidden states' gradient for a divergence; a projection and that gradient for log-probs, with one
-    more projection where the derivative is known late."""
+    more projection where the derivative is known late, and one for the teacher's entropy over a few rows."""
     formed, real = [], one_pass._mm
     monkeypatch.setattr(one_pass, "_mm", lambda a, b, *, out: formed.append(b.shape) or real(a, b, out=out))
     monkeypatch.setattr(one_pass, "_add_outer", lambda *_: pytest.fail("the gradient of a frozen weight was formed"))
@@ -129,3 +137,53 @@ def test_state(new_lora):
         FrozenTeacher(model).load_state_dict(teacher.state_dict())
     with pytest.raises(CheckpointError, match=r"'ema'.*'adapters_off'"):
         teacher.load_state_dict(EMATeacher(model).state_dict())
+
+
+# --- averages and mixtures of adapters --------------------------------------------------------------------------------
+
+
+def hint_part(model, batch, teacher):
+    loss = compose_loss(model, batch, alpha_sdpo=1.0, self_teacher=teacher)
+    return loss.sdpo_jsd, torch.autograd.grad(loss.total, [p for p in model.parameters() if p.requires_grad])
+
+
+@pytest.mark.parametrize("computed", [None, torch.bfloat16], ids=str)
+def test_an_average_of_adapters_teaches_as_a_model_with_them(new_lora, batch, computed):
+    """Under autocast too, which keeps casts of weights and does not see that others are lent."""
+    model = new_lora()
+    if computed is not None:
+        model = model.float()
+        compute_in(model, computed)
+    teacher = make_self_teacher("ema", model, rate=0.25)
+    assert isinstance(teacher, AdapterEMATeacher)
+    averaged = copy.deepcopy(model)
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in (p for p in model.parameters() if p.requires_grad):
+                parameter.mul_(1.3)
+            for average, now in zip(averaged.parameters(), model.parameters(), strict=True):
+                average.lerp_(now, 0.25)
+        teacher.update(model)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    (found, gradients), (expected, expected_gradients) = (hint_part(model, batch, t) for t in (teacher, FrozenTeacher(averaged)))
+    close = {} if computed is None else {"rtol": 1e-2, "atol": 1e-2}
+    torch.testing.assert_close(found, expected, **close)
+    assert abs(hint_part(model, batch, None)[0] - found) > 0.1 * found, "a live teacher says something else"
+    for a, b in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(a, b, **close)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters()), "they were lent"
+    again = make_self_teacher("ema", model, rate=0.25)
+    assert abs(hint_part(model, batch, again)[0] - found) > 1e-3
+    again.load_state_dict(teacher.state_dict())
+    assert hint_part(model, batch, again)[0] == found
+
+
+def test_a_trust_region_of_adapters_is_that_of_a_copy(new_lora, batch):
+    model = new_lora()
+    teacher = make_self_teacher("trust_region", model, rate=0.3)
+    assert [part.model for part in teacher.parts(model)] == [model, model]
+    beneath = TrustRegionTeacher(copy.deepcopy(model).unload(), rate=0.3)
+    (found, gradients), (expected, expected_gradients) = (hint_part(model, batch, t) for t in (teacher, beneath))
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(a, b)

@@ -161,6 +161,8 @@ def test_hint_channel(model64, data, beta, divergence, reduction):
     assert got.sdpo_jsd.item() == pytest.approx(total / (3 if reduction == "turn" else tokens), rel=1e-6)
     assert got.metrics["hint/tokens"] == tokens
     assert got.metrics["hint/jsd/mean"] == pytest.approx(total / tokens, rel=1e-6)
+    entropies = hint_reference(model64, data[0], data[2], lambda _, t: -(np.exp(t) * t).sum(), temperature=1.3)
+    assert got.metrics["hint/teacher_entropy/mean"] == pytest.approx(entropies / tokens, rel=1e-6)
 
 
 @pytest.mark.parametrize("variant", ["dpo", "simpo"])

@@ -37,6 +37,9 @@ from composer_replication.loss.forward import (
     why_no_prefix,
 )
 
+_ENTROPY_OVER = 64
+"""Tokens of a micro-batch whose teacher's entropy is measured: each costs one more row of a product with the head."""
+
 
 class _Compared(NamedTuple):
     """The compared tokens, [n] each: which hinted turn, which row of the students, and where on both sides."""
@@ -79,7 +82,18 @@ def hint_channel(
         "hint/tokens": float(len(shares)),
         f"hint/{loss.name}/mean": losses.mean().item(),
     }
+    if len(teacher) == 1:
+        metrics["hint/teacher_entropy/mean"] = _entropy(teacher[0][1], tokens, options.temperature)
     return Result(value, metrics, pull)
+
+
+def _entropy(teacher: FusedRows | PlainRows, tokens: Tensor, temperature: float) -> float:
+    """Return the mean entropy in nats of the teacher's distribution over the compared tokens: over `_ENTROPY_OVER` of them,
+    evenly spread, where there are more."""
+    every = -(-len(tokens) // _ENTROPY_OVER)
+    with torch.no_grad():
+        scores = teacher.every(every).logprobs(tokens[::every], temperature)
+    return scores.entropy.mean().item()
 
 
 def divergence_form(options: HintConfig, taid_t: float | None) -> HintLoss:
@@ -143,10 +157,12 @@ def _teacher_rows(
 ) -> FusedRows | PlainRows:
     """Return the rows that predict the compared tokens in the teacher's sequences, without gradient and with dropout off."""
     ids, mask = batch["ctx_teacher_input_ids"], batch.get("ctx_teacher_attention_mask")
-    with evaluating(part.model), part.context():
+    with part.context(), evaluating(part.model):
         if why_no_prefix(part.model) is not None:
-            return forward(part.model, ids, mask).rows(compared.turn, compared.teacher_at)
-        return _after_prefix(part.model, prefix, batch, compared)
+            rows = forward(part.model, ids, mask).rows(compared.turn, compared.teacher_at)
+        else:
+            rows = _after_prefix(part.model, prefix, batch, compared)
+        return rows.without_gradient()  # and with the weights of the head that the model has in this context
 
 
 def _after_prefix(

@@ -8,11 +8,15 @@ from composer_replication.loss.forward.logprob_cache import LogprobCache, weight
 from composer_replication.loss.forward.modes import (
     arguments_of,
     cache_argument,
+    compute_dtype,
+    compute_in,
+    computing,
     enable_checkpointing,
     evaluating,
     in_lockstep,
     unwrapped,
     update_mode,
+    whole_weights,
 )
 from composer_replication.loss.forward.prefix import (
     Prefix,
@@ -37,6 +41,9 @@ __all__ = [
     "cache_argument",
     "caches_attention_only",
     "common_prefix",
+    "compute_dtype",
+    "compute_in",
+    "computing",
     "divergence_of",
     "enable_checkpointing",
     "evaluating",
@@ -50,6 +57,7 @@ __all__ = [
     "unwrapped",
     "update_mode",
     "weights_digest",
+    "whole_weights",
     "why_no_prefix",
     "why_plain",
 ]

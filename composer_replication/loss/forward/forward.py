@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from composer_replication.kernels import Head
-from composer_replication.loss.forward.modes import cache_argument, evaluating, in_lockstep, sharded_units, unwrapped
+from composer_replication.kernels import Head, logits_of
+from composer_replication.loss.forward.modes import cache_argument, checkpoints, evaluating, in_lockstep, sharded_units, unwrapped
 from composer_replication.loss.forward.rows import FusedRows, PlainRows
 from composer_replication.types.errors import ModelError
 
@@ -29,6 +29,11 @@ class Forward:
         chosen = self.output[row, position - 1]
         return PlainRows(chosen) if self.head is None else FusedRows(chosen, self.head)
 
+    def last_logits(self) -> Tensor:
+        """Return the logits [B, V] after the last column as the losses form them, without gradient."""
+        last = self.output[:, -1]
+        return last.detach() if self.head is None else logits_of(last, self.head)
+
 
 def forward(
     model: nn.Module,
@@ -43,7 +48,8 @@ def forward(
     `cache` is read and written by the model's layers; `position_ids` [B, T] are needed where it holds something. Raises
     ModelError when the model reads more tokens than it is given.
     """
-    inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": cache is not None}
+    inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
+    inputs["use_cache"] = cache is not None and not checkpoints(model)  # transformers would warn, and its layers get it anyway
     if position_ids is not None:
         inputs["position_ids"] = position_ids
     if cache is not None:

@@ -1,7 +1,8 @@
 """Atomic checkpoints: a folder appears whole or not at all, and says by hash what it holds.
 
     ckpt/ARM/step_00020/
-        model.safetensors, config.json, tokenizer...   the model, loadable with from_pretrained
+        model.safetensors, config.json, tokenizer...   the model, loadable with from_pretrained; of a model with LoRA
+                                                       adapters those alone: adapter_model.safetensors, adapter_config.json
         learner.pt                                     optimizer and what else its learner remembers
         loop.json                                      step, counters, RNG state, fingerprint of the run
         README.md                                      the run's model card, where it has one
@@ -19,51 +20,66 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from composer_replication.loss.forward.models import load_weights, save_policy
-from composer_replication.loss.forward.modes import sharded_units, whole_weights
 from composer_replication.types.errors import CheckpointError, StorageError
 
 KEPT = 2
 CARD = "README.md"
 """The run's model card, written to `ckpt/`; each checkpoint has a copy."""
 _MANIFEST = "MANIFEST.sha256"
-_REQUIRED = ("config.json", "learner.pt", "loop.json")
+_REQUIRED = ("learner.pt", "loop.json")
+_OF_THE_MODEL = ("config.json", "adapter_config.json")
 _NAME = re.compile(r"step_(\d{5,})")
 
 
-class Restorable(Protocol):
-    """The trainer of a model, as far as checkpoints need it: the policy's `Learner` and that of a process reward model."""
+class Snapshot(NamedTuple):
+    """What a learner gives a checkpoint."""
+
+    weights: Mapping[str, torch.Tensor] | None
+    """The policy's, where ranks share them out (FSDP2), and whole on the first rank; None where the policy has all of them."""
+    state: Mapping[str, Any]
+    """Everything else."""
+
+
+class Saveable(Protocol):
+    """A learner, as far as writing checkpoints needs it: the policy's `Learner` and that of a process reward model."""
 
     @property
     def policy(self) -> PreTrainedModel: ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def snapshot(self) -> Snapshot: ...
+
+
+class Loadable(Protocol):
+    """A learner, as far as reading them needs it."""
+
+    @property
+    def policy(self) -> PreTrainedModel: ...
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, torch.Tensor], /) -> None: ...
 
 
 def save_checkpoint(
-    folder: Path, step: int, learner: Restorable, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any]
+    folder: Path, step: int, learner: Saveable, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any]
 ) -> Path:
     """Write `folder/step_NNNNN`. `state` is the loop's own, plain JSON. Ranks that share a policy's weights out (FSDP2) call it
     at the same time, and the first one writes. Raises StorageError when the disk refuses."""
     target = folder / f"step_{step:05d}"
     partial = folder / f".{target.name}.partial"
-    weights = whole_weights(learner.policy) if sharded_units(learner.policy) else None
-    kept = learner.state_dict()
+    weights, kept = learner.snapshot()
     if weights is not None and torch.distributed.get_rank() > 0:
         return target
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         save_policy(learner.policy, tokenizer, partial, weights)
-        _publish(partial, target, kept, {**state, "step": step})
+        _publish(partial, target, dict(kept), {**state, "step": step})
     except (OSError, RuntimeError, SafetensorError) as error:  # how files, torch and safetensors report a full disk
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, RuntimeError) and "inline_container" not in str(error):
@@ -108,6 +124,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     for name in _REQUIRED:
         if name not in digests:
             raise CheckpointError(f"{manifest} is damaged: it does not list {name}", fix=fix)
+    if not digests.keys() & set(_OF_THE_MODEL):
+        raise CheckpointError(f"{manifest} is damaged: it lists none of {', '.join(_OF_THE_MODEL)}", fix=fix)
     for name, digest in digests.items():
         file = path / name
         if not file.is_file() or _digest(file) != digest:
@@ -116,9 +134,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return loop
 
 
-def load_checkpoint(path: Path, learner: Restorable) -> None:
+def load_checkpoint(path: Path, learner: Loadable) -> None:
     """Restore a learner from a checkpoint that `read_checkpoint` found intact."""
-    state = torch.load(path / "learner.pt", map_location=learner.policy.device, weights_only=True)
+    state = torch.load(path / "learner.pt", map_location="cpu", weights_only=True)  # each part knows where it belongs
     learner.load_state_dict(state, load_weights(path, like=learner.policy))
 
 

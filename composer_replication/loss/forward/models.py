@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -14,7 +16,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from transformers.utils import logging as transformers_logging
 
 from composer_replication.config import ModelConfig
-from composer_replication.types.errors import ModelError
+from composer_replication.config.model import Precision
+from composer_replication.loss.forward.adapters import (
+    ADAPTER_FILE,
+    add_adapters,
+    has_adapters,
+    merge_adapters,
+    read_adapters,
+    save_adapters,
+)
+from composer_replication.loss.forward.modes import compile_blocks, compute_in
+from composer_replication.types.errors import ConfigError, ModelError
 
 # How a damaged config.json surfaces inside transformers: TypeError and AttributeError (not an object), ZeroDivisionError (no
 # key/value heads), StrictDataclassError (a field of another type).
@@ -32,9 +44,14 @@ _LOAD_ERRORS = (
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device a configuration names. Raises ModelError when CUDA is asked for and absent."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Return the device a configuration names; `auto` and `cuda` are this process's own of those that a launcher has started.
+
+    Raises ModelError when CUDA is asked for and absent.
+    """
+    if name == "auto" and not torch.cuda.is_available():
+        return torch.device("cpu")
+    if name in ("auto", "cuda"):
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError("model.device is cuda, but torch finds no CUDA device", fix="set model.device to auto or cpu")
     device = torch.device(name)
@@ -45,12 +62,53 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def resolve_precision(config: ModelConfig) -> Precision:
+    """Return what `model.precision = auto` means on the device that a configuration names. Raises ModelError as
+    `resolve_device`."""
+    if config.precision != "auto":
+        return config.precision
+    return "float32" if resolve_device(config.device).type == "cpu" else "mixed"
+
+
+def weights_dtype(config: ModelConfig) -> torch.dtype:
+    """Return the type of the policy's weights; its LoRA adapters are float32 all the same."""
+    precision = resolve_precision(config)
+    in_full = precision == "float32" or (precision == "mixed" and config.lora.rank == 0)
+    return torch.float32 if in_full else torch.bfloat16
+
+
 def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the causal language model and tokenizer of a folder or a Hugging Face id. Errors as in `load_model`."""
-    return load_model(config, AutoModelForCausalLM)
+    """Load the causal language model and tokenizer of a folder or a Hugging Face id, ready to be trained as `config` says.
+
+    Raises ModelError as `load_model`, and ConfigError and MissingExtraError as `add_adapters`.
+    """
+    adapted = (Path(config.path) / ADAPTER_FILE).is_file()
+    if adapted and config.lora.rank:
+        raise ConfigError(
+            f"model.path = {config.path} holds LoRA adapters, and model.lora.rank = {config.lora.rank} asks for others on top: a "
+            "checkpoint would not say what those stand on",
+            fix=f"write the merged model with `composer weights merge {config.path} FOLDER`, and set model.path to FOLDER",
+        )
+    source = _beneath(Path(config.path)) if adapted else config.path
+    options = {} if config.attention == "auto" else {"attn_implementation": config.attention}
+    model, tokenizer = load_model(
+        config.model_copy(update={"path": source}), AutoModelForCausalLM, **options, dtype=weights_dtype(config)
+    )
+    if adapted:
+        model = merge_adapters(model, Path(config.path))
+        model.config._name_or_path = config.path  # where TRL loads a reference from
+    if config.lora.rank:
+        model = add_adapters(model, config.lora)
+    if resolve_precision(config) != "float32":
+        compute_in(model, torch.bfloat16)
+    if config.compile:
+        compile_blocks(model)
+    return model, tokenizer
 
 
-def load_model(config: ModelConfig, auto: Any, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_model(
+    config: ModelConfig, auto: Any, *, dtype: torch.dtype = torch.float32, **options: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model and tokenizer of a folder or a Hugging Face id.
 
     Args:
@@ -59,13 +117,13 @@ def load_model(config: ModelConfig, auto: Any, **options: Any) -> tuple[PreTrain
     Raises:
         ModelError: it cannot be loaded, or its tokenizer has no chat template or EOS token.
     """
-    with _loading(config.path):
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
-        model = auto.from_pretrained(config.path, dtype=torch.float32, **options)
-    tokenizer = _fit_for_chat(tokenizer, config.path)
     device = resolve_device(config.device)
+    onto = {} if device.type == "cpu" else {"device_map": {"": device}}  # never whole in the machine's memory
     try:
-        return model.to(device), tokenizer
+        with _loading(config.path):
+            tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
+            model = auto.from_pretrained(config.path, dtype=dtype, **onto, **options)
+        return model, _fit_for_chat(tokenizer, config.path)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"{config.path} does not fit on {device}: {error}", fix="free the device, set model.device, or take a smaller model"
@@ -117,6 +175,18 @@ def _fit_for_chat(tokenizer: Any, path: str) -> Any:
     return tokenizer
 
 
+def _beneath(folder: Path) -> str:
+    """Return the model that a folder's adapters were trained on. Raises ModelError where it is not said."""
+    config = folder / "adapter_config.json"
+    try:
+        named = json.loads(config.read_text())["base_model_name_or_path"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(
+            f"{config} does not name the model that the adapters were trained on", fix="give a folder that peft wrote"
+        ) from error
+    return str(named)
+
+
 def _refuse_incomplete(folder: Path) -> None:
     """Reject an incomplete model folder with a clear message; transformers' own is hard to read."""
     for names, what in ((("config.json",), "model"), (("tokenizer.json", "tokenizer_config.json"), "tokenizer")):
@@ -128,7 +198,10 @@ def _refuse_incomplete(folder: Path) -> None:
 
 
 def load_weights(folder: Path, *, like: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Read the weights that `save_policy` wrote, under the names that a model `like` this has in memory: files may use others."""
+    """Read the weights that `save_policy` wrote, under the names that a model `like` this has in memory: files may use others. Of
+    a model with adapters they are the adapters' alone."""
+    if has_adapters(like):
+        return read_adapters(folder)
     with no_progress_bars():
         return type(like).from_pretrained(folder, dtype=torch.float32).state_dict()
 
@@ -137,9 +210,12 @@ def save_policy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, weights: Mapping[str, torch.Tensor] | None = None
 ) -> None:
     """Write model and tokenizer as `load_policy` and transformers read them; with `weights` instead of the model's own where
-    those are shared out among processes."""
+    those are shared out among processes. Of a model with adapters only they are written."""
     with no_progress_bars():
-        model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
+        if has_adapters(model):
+            save_adapters(model, folder, weights)
+        else:
+            model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
     tokenizer.save_pretrained(folder)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from composer_replication.types.errors import ModelError
+
+_WITH_CACHE = "_can_checkpoint_with_cache"
+"""transformers' mark of a layer that is given its cache also when it is checkpointed; older versions have none."""
+_COMPUTE_DTYPE = "_composer_compute_dtype"
+"""Where a model keeps its `compute_dtype`: among its own attributes, which copies of it keep."""
 
 
 def unwrapped(model: nn.Module) -> Any:
@@ -66,14 +71,34 @@ def sharded_units(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
+def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let `computing` multiply `model`'s matrices in `dtype`, and those of copies that are made of it from now on."""
+    unwrapped(model).__dict__[_COMPUTE_DTYPE] = dtype
+
+
+def compute_dtype(model: nn.Module) -> torch.dtype | None:
+    """Return the type that `compute_in` has given `model`; None where it computes in the type of its weights."""
+    found: torch.dtype | None = unwrapped(model).__dict__.get(_COMPUTE_DTYPE)
+    return found
+
+
+def computing(model: nn.Module) -> AbstractContextManager[Any]:
+    """Return a context in which `model` computes as precisely as it was loaded to: autocast, or nothing."""
+    dtype = compute_dtype(model)
+    if dtype is None:
+        return nullcontext()
+    whole = not sharded_units(model)  # else the casts of all weights would outlive their shares' gathering
+    return torch.autocast(next(model.parameters()).device.type, dtype, cache_enabled=whole)
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Disable gradient and dropout inside; every submodule gets its own mode back."""
+    """Disable gradient and dropout inside, and compute as `computing` does; every submodule gets its own mode back."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
     try:
-        with torch.no_grad():
+        with torch.no_grad(), computing(model):
             yield
     finally:
         for module in training:
@@ -90,7 +115,8 @@ def update_mode(model: nn.Module) -> None:
 
 
 def enable_checkpointing(model: nn.Module) -> None:
-    """Let `update_mode` switch on gradient checkpointing.
+    """Let `update_mode` switch on gradient checkpointing. Layers keep their cache under it, where transformers can: a cache that
+    only notes or lends keys and values, as those of shared prefixes do, may be told the same twice.
 
     Raises ModelError where the model has none.
     """
@@ -101,13 +127,47 @@ def enable_checkpointing(model: nn.Module) -> None:
     except ValueError as error:
         raise ModelError(str(error), fix="set optimizer.gradient_checkpointing = false") from error
     for module in _checkpointed(inner):
+        if hasattr(module, _WITH_CACHE):
+            setattr(module, _WITH_CACHE, True)
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):  # a layer that drops without a module for it
                 setattr(module, name, 0.0)
 
 
+def checkpoints(model: nn.Module) -> bool:
+    """Return whether a forward pass in the model's current mode checkpoints."""
+    return torch.is_grad_enabled() and any(module.training for module in _checkpointed(model))
+
+
+def checkpoints_without_cache(model: nn.Module) -> bool:
+    """Return whether, in the model's current mode, checkpointing withholds the cache from its layers."""
+    training = [module for module in _checkpointed(model) if module.training]
+    return bool(training) and not any(getattr(module, _WITH_CACHE, False) for module in training)
+
+
 def _checkpointed(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+
+
+def compile_blocks(model: nn.Module, *, backend: str = "inductor") -> None:
+    """Compile what the model's repeated blocks consist of, in place: feed-forward layers and norms. Those of all blocks share one
+    compilation.
+
+    Attention is left out: what it reads from a cache would be compiled anew for each block, until dynamo gives up. So is the
+    output head, which losses replace. Raises ModelError where the model does not name its blocks.
+    """
+    kinds: Any = getattr(unwrapped(model), "_no_split_modules", None) or ()
+    blocks = [module for module in model.modules() if type(module).__name__ in kinds]
+    parts = [part for block in blocks for part in block.children() if not _reads_cache(part)]
+    if not parts:
+        raise ModelError(f"{type(unwrapped(model)).__name__} does not name its blocks", fix="set model.compile = false")
+    for part in parts:
+        part.compile(dynamic=True, backend=backend)
+
+
+def _reads_cache(part: nn.Module) -> bool:
+    taken = inspect.signature(part.forward).parameters
+    return any(name in taken for name in ("cache", "past_key_values", "layer_past"))
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from composer_replication.loss.forward.forward import Forward, forward, why_plain
-from composer_replication.loss.forward.modes import in_lockstep, unwrapped
+from composer_replication.loss.forward.modes import checkpoints_without_cache, in_lockstep, unwrapped
 from composer_replication.loss.forward.rows import FusedRows, PlainRows, concatenated
 
 
@@ -41,7 +41,7 @@ def caches_attention_only(config: Any) -> bool:
 def why_no_prefix(model: nn.Module) -> str | None:
     """Return why the sequences that share a prefix are read whole, or None where `model` can share it in the mode it is in."""
     inner = unwrapped(model)
-    if any(module.training and getattr(module, "gradient_checkpointing", False) for module in inner.modules()):
+    if checkpoints_without_cache(inner):
         return "gradient checkpointing keeps no keys and values"
     if _rope_kinds(inner.config) & {"dynamic", "longrope"}:
         return "its rotary frequencies depend on the length of the whole sequence"

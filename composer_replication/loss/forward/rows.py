@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -56,6 +56,15 @@ class FusedRows:
         """Return the logits [n, V] by ordinary operations."""
         return self.head.logits(self.hidden)
 
+    def every(self, n: int) -> FusedRows:
+        """Return every n-th row."""
+        return FusedRows(self.hidden[::n], self.head)
+
+    def without_gradient(self) -> FusedRows:
+        """Return the same rows, which keep the present weights of the head."""
+        bias = None if self.head.bias is None else self.head.bias.detach()
+        return FusedRows(self.hidden.detach(), replace(self.head, weight=self.head.weight.detach(), bias=bias))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainRows:
@@ -78,6 +87,12 @@ class PlainRows:
 
     def logits(self) -> Tensor:
         return self.values
+
+    def every(self, n: int) -> PlainRows:
+        return PlainRows(self.values[::n])
+
+    def without_gradient(self) -> PlainRows:
+        return PlainRows(self.values.detach())
 
 
 def concatenated(parts: Sequence[FusedRows | PlainRows]) -> FusedRows | PlainRows:
