@@ -104,6 +104,13 @@ def oracles(session: nox.Session) -> None:
 
 
 @nox.session
+def torchao(session: nox.Session) -> None:
+    """AdamW with moments of 8 bits: torchao's, beside torch's own."""
+    _install(session, "dev", "torchao")
+    session.run("python", "-m", "pytest", "tests_substrates/optimizers", *session.posargs)
+
+
+@nox.session
 def traces(session: nox.Session) -> None:
     """ATIF files beside the package `atif`: what is written is valid."""
     _install(session, "dev", needs=["atif>=1.8,<1.9"])
@@ -195,6 +202,7 @@ EXTRAS = (
     "verifiers",
     "gymnasium",
     "peft",
+    "torchao",
     "remote",
     "verl",
     "ray",

@@ -122,6 +122,18 @@ def peft(_: Path) -> None:
     assert any(p.grad is not None and bool(p.grad.any()) for p in adapted.parameters())
 
 
+def torchao(_: Path) -> None:
+    """AdamW with moments of 8 bits takes a step."""
+    import torch
+
+    from composer_replication.trainer.learning.low_memory import make_8bit_adamw
+
+    weight = torch.nn.Parameter(torch.ones(64, 64))
+    weight.grad = torch.ones_like(weight)
+    make_8bit_adamw([weight], lr=0.1, betas=(0.9, 0.99), weight_decay=0.0).step()
+    assert bool((weight < 1).all())
+
+
 def remote(_: Path) -> None:
     """A server that is not there is said to be."""
     from composer_replication.sandbox import open_sandbox
@@ -234,6 +246,7 @@ SMOKE: Mapping[str, Callable[[Path], None]] = {
     "verifiers": verifiers,
     "gymnasium": gymnasium,
     "peft": peft,
+    "torchao": torchao,
     "remote": remote,
     "verl": verl,
     "ray": ray,

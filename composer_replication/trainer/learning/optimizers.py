@@ -1,87 +1,42 @@
-"""Muon for the matrices inside a model's blocks, with AdamW for all other parameters (arXiv:2502.16982; MuLoCo, 2505.23725)."""
+"""The optimizer that a run file names, and the schedule of its rate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, overload
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from composer_replication.diloco.fragments import blocks_of
-from composer_replication.types.errors import ConfigError
+from composer_replication.config import OptimizerConfig, RunConfig
+from composer_replication.trainer.learning.low_memory import HostAdamW, RoundedAdamW, make_8bit_adamw
+from composer_replication.trainer.learning.muon import make_muon
 
 
-class MuonWithAdamW(torch.optim.Optimizer):
-    """`torch.optim.Muon` and `torch.optim.AdamW` as one optimizer: one step, one state dict, one place for hooks and schedules.
+def make_optimizer(model: nn.Module, config: RunConfig) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+    """Return the optimizer that `config.optimizer` names, over a model's trainable parameters, and the schedule of its rate.
 
-    Args:
-        matrices: parameters of two dimensions, for Muon.
-        rest: for AdamW; may be empty.
-        lr: of both. Muon's updates are scaled to the size of AdamW's (`match_rms_adamw`), so that one rate serves.
-        betas: of AdamW.
-        momentum: of Muon, Nesterov's.
-        weight_decay: of both, decoupled.
+    Raises ConfigError and MissingExtraError where it cannot be had.
     """
-
-    def __init__(
-        self,
-        matrices: list[nn.Parameter],
-        rest: list[nn.Parameter],
-        *,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.99),
-        momentum: float = 0.95,
-        weight_decay: float = 0.0,
-    ) -> None:
-        self._parts: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-        ]
-        if rest:
-            self._parts.append(torch.optim.AdamW(rest, lr=lr, betas=betas, weight_decay=weight_decay))
-        super().__init__([group for part in self._parts for group in part.param_groups], {})
-        self._share()
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step of both."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for part in self._parts:
-            part.step()
-        return loss
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        super().load_state_dict(state_dict)
-        self._share()
-
-    def _share(self) -> None:
-        """Let both work on this optimizer's groups and state, which schedules change and `load_state_dict` replaces."""
-        for index, part in enumerate(self._parts):
-            part.param_groups = [self.param_groups[index]]
-            part.state = self.state
+    options = config.optimizer
+    chosen: dict[str, Any] = {"lr": options.learning_rate, "betas": options.betas, "weight_decay": options.weight_decay}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer: torch.optim.Optimizer
+    if options.type == "muon":
+        optimizer = make_muon(model, **chosen)
+    elif options.moments == "8bit":
+        optimizer = make_8bit_adamw(trained, **chosen)
+    elif options.offload:
+        optimizer = HostAdamW(trained, **chosen)
+    elif any(parameter.dtype == torch.bfloat16 for parameter in trained):
+        optimizer = RoundedAdamW(trained, **chosen)
+    else:
+        fused = True if trained[0].is_cuda else None  # torch's own choice there makes a copy of all weights in each step
+        optimizer = torch.optim.AdamW(trained, fused=fused, **chosen)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_share, options, config.steps))
 
 
-def make_muon(
-    model: nn.Module, *, lr: float, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0
-) -> MuonWithAdamW:
-    """Make Muon for the matrices inside a model's blocks, with AdamW for embeddings, head, norms and biases.
-
-    Raises:
-        ConfigError: the model's blocks have no matrix.
-    """
-    inside: set[Tensor] = {p for block in blocks_of(model) for p in block.values() if p.ndim == 2}
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in trainable if p in inside]
-    if not matrices:
-        raise ConfigError("the model's blocks have no trainable matrix for Muon", fix="set optimizer.type = adamw")
-    return MuonWithAdamW(matrices, [p for p in trainable if p not in inside], lr=lr, betas=betas, weight_decay=weight_decay)
+def rate_share(config: OptimizerConfig, steps: int, taken: int) -> float:
+    """Return the share of the learning rate for the step after `taken` of `steps`."""
+    warm = min(1.0, (taken + 1) / (config.warmup_steps + 1))
+    return warm if config.schedule == "constant" else warm * max(0.0, 1.0 - taken / steps)

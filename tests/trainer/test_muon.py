@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from composer_replication.trainer.learning.optimizers import make_muon
+from composer_replication.trainer.learning.muon import make_muon
 from composer_replication.types.errors import ConfigError
 
 
