@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from composer_replication.trainer.learning.optimizers import make_muon
+from composer_replication.trainer.learning.muon import make_muon
 
 H = 15
 """Inner steps between two synchronisations of the same parameters."""

@@ -47,6 +47,7 @@ def train(
     """
     from composer_replication.api.training import train as train_run
     from composer_replication.recipes.substrates import check_substrate
+    from composer_replication.trainer.learning.followers import is_follower
     from composer_replication.trainer.open_run import check_run_dir
 
     _refuse_misspelt(context, [str(run), *context.args])
@@ -54,6 +55,8 @@ def train(
     if config.diloco.enabled:
         raise ConfigError("diloco.enabled = true: this run is one of replicas", fix=f"composer diloco run {run}")
     check_substrate(config)
+    if dry_run and is_follower():
+        return
     if dry_run:
         check_run_dir(config, resume=resume)
         _check(config)

@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from composer_replication.config import RunConfig, SubstrateType
+from composer_replication.config.model import Precision
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL
 from composer_replication.types.errors import ConfigError
 
@@ -69,6 +71,13 @@ def on_cpu(config: RunConfig) -> bool:
     return resolve_device(config.model.device).type == "cpu"
 
 
+def precision_of(config: RunConfig) -> Precision:
+    """Return the precision that an arm trains in. Raises ModelError as `on_cpu`."""
+    from composer_replication.loss.forward.models import resolve_precision  # imports torch
+
+    return resolve_precision(config.model)
+
+
 def _unserved(config: RunConfig) -> bool:
     return not (config.substrate.options.get(f"orchestrator.env_vars.{FROZEN_URL}") or os.environ.get(FROZEN_URL))
 
@@ -101,7 +110,16 @@ def _ours_alone(why: str, *fields: str) -> tuple[SubstrateLimit, ...]:
     return tuple(SubstrateLimit(f"loss.rlvr.{field}", why, can=_FULL, zero_is_asked=field in optional) for field in fields)
 
 
-_ADAMW: Any = {"values": ("muon",), "can": "local, trl, monarch or ray", "fix": "set optimizer.type = adamw"}
+_TRAINED_HERE = "local, trl, monarch or ray"
+_ADAMW: Any = {"values": ("muon",), "can": _TRAINED_HERE, "fix": "set optimizer.type = adamw"}
+_MERGED = SubstrateLimit(
+    "model.path",
+    "a folder with LoRA adapters is no whole model",
+    can=_TRAINED_HERE,
+    fix="write the whole one with `composer weights merge`",
+    when=lambda config: (Path(config.model.path) / "adapter_config.json").is_file(),
+    condition="with adapters",
+)
 _ASKING = ("judge", "consensus")
 _ANY = "local, trl, verl, monarch or ray"
 _WHOLE_STEP = "it needs the hints of a whole step at once, and PRIME-RL finishes one group at a time"
@@ -143,11 +161,24 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         SubstrateLimit("reward.kl_weight", "the rollouts of a step are scored in one pass", can=_FULL),
         SubstrateLimit("reward.prm.weight", "a rollout has one advantage, and process rewards give each turn its own", can=_FULL),
         SubstrateLimit("loss.hint.useful_only", "the rollouts of a step are scored in one pass", can=_FULL),
+        SubstrateLimit("model.frozen_copies", "TRL moves its models to its device", ("cpu",), _FULL),
     ),
     "verl": (
         _servers("its own servers sample"),
         *_own_rollouts("its agent loops run the tasks of tasks.train and grade them by their tests"),
         SubstrateLimit("optimizer.type", "verl builds its own AdamW", **_ADAMW),
+        SubstrateLimit("optimizer.moments", "verl builds its own AdamW", ("8bit",), _TRAINED_HERE),
+        SubstrateLimit(
+            "model.precision",
+            "verl's AdamW has no stochastic rounding",
+            ("bfloat16",),
+            _TRAINED_HERE,
+            "set model.precision = mixed",
+        ),
+        SubstrateLimit("model.lora.rank", "hints and checkpoints are of whole weights on verl", can=_TRAINED_HERE),
+        SubstrateLimit("model.compile", "verl compiles what it compiles by options of its own", can=_TRAINED_HERE),
+        SubstrateLimit("model.frozen_copies", "verl shards its reference itself", ("cpu",), _FULL),
+        _MERGED,
         *_one_update("a step of the run is an optimizer step of verl's"),
         SubstrateLimit("loss.rlvr.kl_estimator", "the engine's KL has no ratios", ("unbiased",), _FULL, "choose k3 or k2"),
         *_ours_alone("its policy loss sees neither", "entropy_bonus", "entropy_target", "off_policy_threshold"),
@@ -252,6 +283,15 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
             "optimizer.type", "PRIME-RL builds its own optimizer, and its Muon follows other rules than this one", **_ADAMW
         ),
         SubstrateLimit("model.device", "PRIME-RL's trainer runs on GPUs alone", ("cpu",), _ANY),
+        SubstrateLimit(
+            "model.precision",
+            "PRIME-RL keeps float32 weights and multiplies in bfloat16",
+            ("float32", "bfloat16"),
+            _ANY,
+            "set model.precision = mixed",
+        ),
+        SubstrateLimit("model.lora.rank", "PRIME-RL has adapters of its own kind", can=_TRAINED_HERE),
+        _MERGED,
     ),
 }
 """By substrate; `local` has none."""

@@ -102,7 +102,7 @@ class Substrate:
 
 
 SUBSTRATES: Mapping[SubstrateType, Substrate] = {
-    "local": Substrate(about="one process; started by accelerate's launcher, several that share a batch"),
+    "local": Substrate(about="one process; started by torchrun, several that share each update"),
     "trl": Substrate(
         about="TRL's GRPOTrainer, with the hint and replay channels added to its loss",
         extra="trl",
@@ -117,7 +117,6 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
         cannot=(
             *map(str, LIMITS["verl"]),
             "SGLang as its own server: it takes no list of stop tokens together with ignore_eos (vLLM does)",
-            "LoRA: the hint channel's self-teacher and what is saved are of whole weights (trl can)",
         ),
     ),
     "prime_rl": Substrate(

@@ -58,9 +58,10 @@ class ArmTrainer:
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(config.model)
         made_of = context.fingerprint(config, model)
-        learner = Learner(model, config, pair_logprobs)
+        learner = Learner(model, config, pair_logprobs, sharded=config.substrate.shard)
+        learner.lead()
         renderer = ChatRenderer(tokenizer)
-        served = ServedPolicy(learner.policy, tokenizer, lambda: learner.version)
+        served = ServedPolicy(learner.policy, tokenizer, lambda: learner.version, learner)
         engine = open_engine(config, served, arm, context.run_dir.ckpt_path / arm / "serving")
         meter = context.meter()
         journal = context.journal(config, arm, meter)
@@ -78,14 +79,16 @@ class ArmTrainer:
             CheckpointError: as `resume`.
             ComposerError: whatever a part of the recipe has to say.
         """
-        for what, why in self.learner.fallbacks.items():
+        if (processes := self.learner.accelerator.num_processes) > 1:
+            self.journal.note(f"{processes} processes share each update")
+        for what, why in self.learner.fallbacks().items():
             self.journal.note(f"{SLOW_PATHS[what]}: {why}")
         replays = wants_replay(self.config)
         if self.resume() if resumed is None else resumed:
             pairs = stored_pairs(self.context, self.arm) if replays else []
         else:
             self.journal.log(0, await self.collector.evaluate(0))
-            pairs = await collect_pairs(self.context, self.config, self.collector, self.learner.scorer) if replays else []
+            pairs = await collect_pairs(self.context, self.config, self.collector, self.learner) if replays else []
             self.save()
         if replays:
             self.journal.teacher_totals = teacher_totals(self.context, self.arm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -18,6 +18,9 @@ from composer_replication.rollouts.protocol import Engine
 from composer_replication.rollouts.serving import ServingEngine, SharedFolder, WeightTransfer, open_server
 from composer_replication.rollouts.serving.through_store import ThroughStore
 from composer_replication.rollouts.transformers_engine import TransformersEngine, stop_ids_of
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.learning.learner import Learner
 
 _PROBE = 'def total(prices):\n    """The sum of all prices."""\n    return '
 
@@ -38,6 +41,8 @@ class ServedPolicy:
     tokenizer: PreTrainedTokenizerBase
     steps: Callable[[], int]
     """Returns the number of optimizer steps that the model has taken."""
+    learner: Learner | None = None
+    """Reads the model where it is shared out among processes; None where all of it is here."""
 
     @property
     def version(self) -> int:
@@ -48,15 +53,19 @@ class ServedPolicy:
         return hasattr(self.model, "peft_config")
 
     def save(self, folder: Path) -> None:
-        save_policy(self.model, self.tokenizer, folder)
+        save_policy(self.model, self.tokenizer, folder, None if self.learner is None else self.learner.shared_weights())
 
     @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> Sequence[float]:
         rows = torch.tensor([[*prompt_ids, *ids]], device=self.model.device)
         wanted = torch.zeros_like(rows)
         wanted[:, len(prompt_ids) :] = 1
-        with evaluating(self.model):
-            scored: list[float] = sequence_logprobs(self.model, rows, None, wanted)[0, len(prompt_ids) :].tolist()
+        if self.learner is not None:
+            found = self.learner.logprobs(rows, wanted)
+        else:
+            with evaluating(self.model):
+                found = sequence_logprobs(self.model, rows, None, wanted)
+        scored: list[float] = found[0, len(prompt_ids) :].tolist()
         return scored
 
 

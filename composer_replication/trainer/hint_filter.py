@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from composer_replication.hints import HintContext, better_actions
-from composer_replication.loss.forward import evaluating, sequence_logprobs
 from composer_replication.loss.micro_batches import passes
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.types import Hint, HintedTurn, Trajectory, Turn
@@ -66,16 +65,11 @@ def _better(trajectory: Trajectory, turn: int, batch: Sequence[Trajectory]) -> l
     return [one.action_ids for one in found if isinstance(one, Turn) and one.action_ids][:1]
 
 
-@torch.no_grad()
 def teacher_logprobs(learner: Learner, questions: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[float]:
     """Return the log-prob of each action after its context under the self-teacher: in nats, summed over the action's tokens.
 
     Neither context nor action may be empty.
-
-    For a self-teacher made of several models it is their mean, weighted by their shares.
     """
-    assert learner.self_teacher is not None
-    device = learner.accelerator.device
     scores = [0.0] * len(questions)
     lengths = [len(context) + len(action) for context, action in questions]
     for places in passes(lengths, learner.config.optimizer.micro_batch_tokens):
@@ -87,11 +81,6 @@ def teacher_logprobs(learner: Learner, questions: Sequence[tuple[tuple[int, ...]
             ids[row, :end] = torch.tensor([*context, *action])
             mask[row, :end] = 1
             wanted[row, len(context) : end] = 1
-        total = torch.zeros(len(some), dtype=torch.float64)
-        for part in learner.self_teacher.parts(learner.policy):
-            with evaluating(part.model), part.context():
-                found = sequence_logprobs(part.model, ids.to(device), mask.to(device), wanted.to(device))
-            total += part.share * found.double().sum(-1).cpu()
-        for place, score in zip(places, total.tolist(), strict=True):
+        for place, score in zip(places, learner.teacher_logprobs(ids, mask, wanted).tolist(), strict=True):
             scores[place] = score
     return scores

@@ -14,6 +14,7 @@ from composer_replication.config import RunConfig, resolve_arm
 from composer_replication.envs.source import EnvSource
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
+from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.alarms import run_alarms
 from composer_replication.observe.report import write_report
@@ -21,6 +22,7 @@ from composer_replication.observe.summary import SummaryRow
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.checkpoints.card import FORGEABLE
 from composer_replication.trainer.journal import evaluated
+from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.train import StepCallback, train_arm
@@ -84,7 +86,21 @@ async def _train_here(
     context: RunContext, config: RunConfig, arm: str, shown: Phase, *, callbacks: Sequence[StepCallback]
 ) -> SummaryRow:
     with closing(LogprobCache(context.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
-        return await train_arm(ArmTrainer.create(context, config, arm, pair_logprobs), shown, callbacks)
+        trainer = ArmTrainer.create(context, config, arm, pair_logprobs)
+        row = await train_arm(trainer, shown, callbacks)
+    trainer.learner.dismiss()  # after an error the launcher ends them: they may wait in the middle of a step
+    return row
+
+
+def follow(config: RunConfig) -> None:
+    """Train every arm of a run as a process that follows the first one. Raises ComposerError as `load_policy` and `Learner`."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    for arm in config.arms:
+        variant = resolve_arm(config, arm)
+        torch.manual_seed(variant.seed)
+        model, _ = load_policy(variant.model)
+        Learner(model, variant, sharded=variant.substrate.shard).follow()
 
 
 def write_arms_report(config: RunConfig, run_dir: RunDir, rows: Sequence[SummaryRow], start_label: str = "start") -> None:

@@ -111,12 +111,19 @@ def test_the_loss_in_trl_s_words(rlvr, expected):
 
 
 def test_a_step_is_one_generation_and_options_come_last():
-    options = {"loss_type": "sapo", "peft.r": 8}
+    options = {"loss_type": "sapo"}
     found = grpo_options(run(substrate=SubstrateConfig(type="trl", options=options)), HERE)
     assert found["per_device_train_batch_size"] * found["gradient_accumulation_steps"] == 64
     assert "steps_per_generation" not in found, "by default it is gradient_accumulation_steps"
     assert found["loss_type"] == "sapo"
-    assert not any(name.startswith("peft") for name in found)
+    assert found["bf16"] is False
+
+
+@pytest.mark.parametrize("precision", ["mixed", "bfloat16"])
+def test_trl_computes_in_the_precision_of_the_run(precision):
+    model = ModelConfig(path="policy", precision=precision)
+    config = RunConfig(model=model, tasks=TasksConfig(train=HERE), substrate=SubstrateConfig(type="trl"))
+    assert grpo_options(config, HERE)["bf16"] is True
 
 
 def test_without_trl_the_error_names_the_extra(monkeypatch):

@@ -275,9 +275,14 @@ def test_layers_that_drop_by_themselves_do_not_when_checkpointed() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_policy_is_not_spared_is_said(run_file: Path) -> None:
-    output = finish("train", str(run_file), "--steps", "1", "--optimizer.gradient_checkpointing", "true", cwd=run_file.parent)
-    assert output.count("once per sequence: gradient checkpointing keeps no keys and values") == 1
+def test_what_a_policy_is_not_spared_is_said(run_file: Path, world: World, tmp_path: Path) -> None:
+    shutil.copytree(world.policy, tmp_path / "long")
+    file = tmp_path / "long" / "config.json"
+    config = json.loads(file.read_text())
+    config["rope_parameters"] |= {"rope_type": "dynamic", "factor": 2.0}
+    file.write_text(json.dumps(config))
+    output = finish("train", str(run_file), "--steps", "1", "--model.path", str(tmp_path / "long"), cwd=run_file.parent)
+    assert output.count("once per sequence: its rotary frequencies depend on the length of the whole sequence") == 1
 
 
 def test_arms_that_start_from_one_policy_score_a_pair_once(run_file: Path, tmp_path: Path) -> None:
@@ -287,7 +292,7 @@ def test_arms_that_start_from_one_policy_score_a_pair_once(run_file: Path, tmp_p
         known = LogprobCache(tmp_path / "reference.sqlite")
         trained = learner(load_config(run_file), moved=moved)
         trained.pair_logprobs = known
-        found.append((trained.scorer.with_reference_logprobs(pairs), known.hits))
+        found.append((trained.with_reference_logprobs(pairs), known.hits))
         known.close()
     assert found[0][0] == found[1][0] != found[2][0]
     assert [hits for _, hits in found] == [0, 2, 0]
@@ -315,7 +320,7 @@ def test_exhausted_memory_names_what_to_lower(run_file: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(reference, "sequence_logprobs", exhausted)
         with pytest.raises(ModelError, match="scoring a preference pair of 3 tokens: no room"):
-            trained.scorer.with_reference_logprobs([pair])
+            trained.with_reference_logprobs([pair])
     monkeypatch.setattr(trained, "_backward", exhausted)
     with pytest.raises(ModelError, match="ran out of memory in step 1: no room") as raised:
         trained.update(batch(config))

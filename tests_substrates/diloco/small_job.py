@@ -13,7 +13,7 @@ from torch import nn
 from composer_replication.diloco.all_reduce import ObjectStoreAllReduce
 from composer_replication.diloco.manager import ObjectStoreManager
 from composer_replication.diloco.outer_loop import make_diloco_outer_loop
-from composer_replication.trainer.learning.optimizers import make_muon
+from composer_replication.trainer.learning.muon import make_muon
 
 
 def network(seed=0):

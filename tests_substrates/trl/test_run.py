@@ -158,17 +158,19 @@ def test_killed_and_resumed_it_ends_the_same(run_file):
     assert not list((killed / "ckpt" / "main").glob("checkpoint-*"))
 
 
-def test_adapters_by_an_option(run_file):
+@pytest.mark.parametrize("precision", ["float32", "mixed"])
+def test_adapters(run_file, precision):
     """What a checkpoint holds then is the adapter."""
     with run_file.open("a") as file:
-        file.write('\n[substrate.options]\n"peft.r" = 4\n"peft.target_modules" = "all-linear"\nloss_type = "sapo"\n')
-    finish("train", str(run_file), "--steps", "2", cwd=run_file.parent)
+        file.write('\n[substrate.options]\nloss_type = "sapo"\n')
+    words = ["--steps", "2", "--model.lora.rank", "4", "--model.precision", precision]
+    finish("train", str(run_file), *words, cwd=run_file.parent)
     run = RunDir(run_file.parent / "runs" / "run")
     last = {m.step: m.values for m in run.read_metrics()}[2]
     assert last["hint/loss"] != 0
     assert last["replay/loss"] != 0
     assert (run.ckpt_path / "main" / "step_00002" / "adapter_model.safetensors").is_file()
-    finish("train", str(run_file), "--steps", "2", "--resume", cwd=run_file.parent)
+    finish("train", str(run_file), *words, "--resume", cwd=run_file.parent)
 
 
 REFUSED = [
@@ -178,7 +180,7 @@ REFUSED = [
     (["--loss.rlvr.entropy_bonus", "0.1"], "loss.rlvr.entropy_bonus = 0.1: TRL averages entropies over each micro-batch"),
     (["--substrate.options.max_steps", "9"], "substrate.options.max_steps is not free"),
     (["--substrate.options.bogus", "1"], "substrate.options.bogus is no field of GRPOConfig"),
-    (["--substrate.options.peft.bogus", "1"], "substrate.options.peft.bogus is no field of LoraConfig"),
+    (["--substrate.options.bf16", "true"], "substrate.options.bf16 is not free"),
     (["--substrate.options.loss_type", "bogus"], "substrate.options.loss_type = 'bogus'"),
 ]
 

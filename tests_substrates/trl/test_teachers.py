@@ -12,7 +12,7 @@ from one_gradient import LOSS, relative_error
 from peft import LoraConfig
 
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
-from composer_replication.distillation import AdaptersOffTeacher, EMATeacher, FrozenTeacher
+from composer_replication.distillation import AdapterEMATeacher, AdaptersOffTeacher, EMATeacher, FrozenTeacher
 from composer_replication.types.errors import CheckpointError, ConfigError
 
 
@@ -117,7 +117,7 @@ def test_taid_moves_with_the_run(case, tmp_path):
 def test_adapters(case, tmp_path, kind):
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
     trainer, look = fixed.make_trainer(case, tmp_path, ga=2, channels=channels(self_teacher=kind), peft_config=lora)
-    teacher = AdaptersOffTeacher if kind == "frozen" else EMATeacher
+    teacher = AdaptersOffTeacher if kind == "frozen" else AdapterEMATeacher
     assert isinstance(trainer.self_teacher, teacher)
     trainer.train()
     assert look.found

@@ -13,6 +13,7 @@ from composer_replication.diloco.all_reduce import ObjectStoreAllReduce
 from composer_replication.diloco.manager import ObjectStoreManager, RoundReport
 from composer_replication.diloco.outer_loop import OuterLoop, make_diloco_outer_loop
 from composer_replication.diloco.store import Store
+from composer_replication.loss.forward.adapters import policy_weights
 from composer_replication.recipes.diloco.status import Status, write_status
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.pairs.replay import pairs_digest, wants_replay
@@ -64,7 +65,7 @@ class DiLoCoCallback(StepCallback):
             )
         if joined.how == "resumed":
             state = {**learner.state_dict(), **joined.extra["learner"]}
-            learner.load_state_dict(state, learner.policy.state_dict())
+            learner.load_state_dict(state, policy_weights(learner.policy))
             arm.continue_from(joined.extra["counters"])
         self._keep_step(arm)
         if joined.how == "healed":

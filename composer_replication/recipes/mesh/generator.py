@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from composer_replication.config import RunConfig
+from composer_replication.loss.forward.adapters import load_policy_weights
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir
 from composer_replication.recipes.mesh.errors import ActorStalledError, in_time
@@ -118,7 +119,7 @@ class Generator(Member):
             return
         weights = await self.port.fetch(ticket)
         self.version = None
-        await asyncio.to_thread(self.model.load_state_dict, weights)
+        await asyncio.to_thread(load_policy_weights, self.model, weights)
         self.version = ticket.version
         self.engine.reset()
 

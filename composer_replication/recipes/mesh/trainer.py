@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from composer_replication.config import RunConfig
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward.adapters import policy_weights
 from composer_replication.loss.forward.model_checkpoint import save_checkpoint
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir, Terminal
@@ -83,7 +84,7 @@ class Trainer(Member):
 
     async def fallbacks(self) -> dict[str, str]:
         """Return the slow paths that the policy has to take in an update, and why."""
-        return dict(self.learner.fallbacks)
+        return dict(self.learner.fallbacks())
 
     async def tokenizer(self) -> tuple[PreTrainedTokenizerBase, int]:
         """Return the policy's tokenizer and its context window."""
@@ -112,11 +113,11 @@ class Trainer(Member):
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
         """Score as `PolicyScorer.with_reference_logprobs`."""
-        return self.learner.scorer.with_reference_logprobs(pairs) if self._first else []
+        return self.learner.with_reference_logprobs(pairs) if self._first else []
 
     def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
         """Read as `PolicyScorer.action_entropies`."""
-        return self.learner.scorer.action_entropies(trajectories) if self._first else {}
+        return self.learner.action_entropies(trajectories) if self._first else {}
 
     def _made(self, step: int, groups: Sequence[Group]) -> tuple[Batch, Stepped]:
         """Make the batch of a step, and what its record says so far. It may ask teachers, so one rank makes it for all."""
@@ -132,7 +133,7 @@ class Trainer(Member):
         return self.context.run_dir.ckpt_path / self.arm
 
     def _keep_weights(self) -> None:
-        state = self.learner.policy.state_dict() if self._first else {}
+        state = policy_weights(self.learner.policy) if self._first else {}
         self._weights = self.learner.version, _copied(state)
 
 

@@ -7,7 +7,6 @@ TRL asks for a batch of completions (`rollout`) and, having scored them, for wha
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,7 @@ from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.checkpoints.restore import refuse_others
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import flat, rollout_metrics
-from composer_replication.trainer.learning.learner import make_optimizer
+from composer_replication.trainer.learning.optimizers import make_optimizer
 from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
 from composer_replication.trainer.rewards import taking_part, verdict
@@ -65,7 +64,6 @@ class TrlArm:
         self.context, self.config, self.arm, self.shown = context, config, arm, shown
         self.folder = context.run_dir.ckpt_path / arm
         self.args = make_grpo_config(config, self.folder, cpu=model.device.type == "cpu")
-        self.lora = _peft(config)
         self.fingerprint = context.fingerprint(config, model)
         self.model = model
         self.renderer = ChatRenderer(tokenizer)
@@ -84,7 +82,7 @@ class TrlArm:
         """Build an arm from the configured policy. Without a checkpoint, also evaluate the policy and collect its pairs.
 
         Raises:
-            ConfigError: TRL or PEFT refuses one of `substrate.options`.
+            ConfigError: TRL refuses one of `substrate.options`.
             CheckpointError: it is damaged, or its policy, tasks or pairs were others.
             ComposerError: whatever a part of the recipe has to say.
         """
@@ -184,8 +182,6 @@ class TrlArm:
     def adopt(self, step: int) -> None:
         """Turn what TRL has saved into a checkpoint of the run."""
         made = self.folder / f"checkpoint-{step}"
-        if not (made / "config.json").exists():  # adapters alone
-            self.model.config.to_json_file(made / "config.json")
         state = {
             **self.meter.state_dict(),
             **self.collector.state_dict(),
@@ -220,7 +216,6 @@ class TrlArm:
             train_dataset=Dataset.from_list([{"prompt": f"placeholder {i}"} for i in range(config.rollout.groups)]),
             processing_class=tokenizer,
             rollout_func=self.rollout,
-            peft_config=self.lora,
             channels=channels,
             signals=self.teach,
             pairs=self.pairs,
@@ -290,19 +285,3 @@ _NAMES = {
     "rlvr/importance/max": "rlvr/importance/max",
 }
 """TRL's name -> ours."""
-
-
-def _peft(config: RunConfig) -> Any:
-    """Return a LoraConfig of the options that begin with `peft.`; None without any. Raises ConfigError for an unknown one."""
-    options: dict[str, Any] = {
-        name.removeprefix("peft."): v for name, v in config.substrate.options.items() if name.startswith("peft.")
-    }
-    if not options:
-        return None
-    from peft import LoraConfig
-
-    known = {f.name for f in dataclasses.fields(LoraConfig)}
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"substrate.options.peft.{name} is no field of LoraConfig", fix="see peft's documentation")
-    return LoraConfig(task_type="CAUSAL_LM", **options)

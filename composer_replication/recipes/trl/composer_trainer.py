@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from transformers.trainer_utils import get_last_checkpoint
 
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig
-from composer_replication.distillation import EMATeacher, SelfTeacher, TAIDScheduler, make_self_teacher
+from composer_replication.distillation import SelfTeacher, TAIDScheduler, make_self_teacher
 from composer_replication.loss import LossComponents, compose_loss
 from composer_replication.loss.batch import collate
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import (
     Forward,
     LogprobCache,
+    compute_dtype,
     evaluating,
     in_lockstep,
     overheard,
@@ -107,7 +108,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.self_teacher: SelfTeacher | None = None
         if hint.weight > 0:
             with _original_forward(self.model):
-                self.self_teacher = make_self_teacher(hint.self_teacher, self.model, rate=hint.rate)
+                self.self_teacher = make_self_teacher(
+                    hint.self_teacher, self.model, rate=hint.rate, rounded_to=compute_dtype(self.model)
+                )
         self.taid = TAIDScheduler(self.args.max_steps) if hint.weight > 0 and hint.form == "taid" else None
         self.pairs = list(pairs)
         if self.channels.replay.variant == "dpo" and any(
@@ -170,7 +173,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def state_of_teachers(self) -> dict[str, Any]:
         """Return the state that a checkpoint keeps, without teachers that a resumed run makes again from the starting weights."""
         kept: dict[str, Any] = {}
-        if isinstance(self.self_teacher, EMATeacher):
+        if self.self_teacher is not None and self.channels.hint.self_teacher == "ema":
             kept["self_teacher"] = self.self_teacher.state_dict()
         if self.taid is not None:
             kept["taid"] = self.taid.state_dict()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.config import RunConfig
 from composer_replication.policy_gradient import thresholds
-from composer_replication.recipes.limits import refuse
+from composer_replication.recipes.limits import precision_of, refuse
 from composer_replication.types.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _OURS = frozenset(
         *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"),
         *("max_tool_calling_iterations", "chat_template_kwargs"),
         *("label_smoothing_factor", "num_generations_eval", "eval_on_start", "data_seed", "train_sampling_strategy"),
-        *("neftune_noise_alpha", "fp16", "disable_dropout"),
+        *("neftune_noise_alpha", "fp16", "bf16", "disable_dropout"),
     }
 )
 """Options that are refused: the run file or our checkpoints decide them, or TRL would not read them, because optimizer,
@@ -85,7 +85,7 @@ def grpo_options(config: RunConfig, folder: Path) -> dict[str, Any]:
         "max_grad_norm": optimizer.max_grad_norm,
         "activation_checkpointing": optimizer.gradient_checkpointing,
         "disable_dropout": True,  # with it the policy that learns would be another than the one that sampled
-        "bf16": False,
+        "bf16": precision_of(config) != "float32",
         "shuffle_dataset": False,
         "ignore_data_skip": True,  # its rows are placeholders: the step decides which tasks are rolled out
         "logging_steps": 1,
@@ -94,7 +94,7 @@ def grpo_options(config: RunConfig, folder: Path) -> dict[str, Any]:
         "report_to": [],
         "disable_tqdm": True,
     }
-    return own | {name: value for name, value in config.substrate.options.items() if not name.startswith("peft.")}
+    return own | config.substrate.options
 
 
 def make_grpo_config(config: RunConfig, folder: Path, *, cpu: bool) -> GRPOConfig:
@@ -111,8 +111,9 @@ def make_grpo_config(config: RunConfig, folder: Path, *, cpu: bool) -> GRPOConfi
     if "activation_checkpointing" not in known:  # transformers before 5.20
         options["gradient_checkpointing"] = options.pop("activation_checkpointing")
     for name in config.substrate.options:
-        if not name.startswith("peft.") and name not in known:
-            raise ConfigError(f"substrate.options.{name} is no field of GRPOConfig", fix=one_of(name, known))
+        if name not in known:
+            fix = "set model.lora.rank" if name.startswith("peft.") else one_of(name, known)
+            raise ConfigError(f"substrate.options.{name} is no field of GRPOConfig", fix=fix)
     try:
         made = GRPOConfig(**options, use_cpu=cpu)
     except (TypeError, ValueError) as error:

@@ -37,7 +37,7 @@ from composer_replication.loss.micro_batches import split
 from composer_replication.recipes.verl.columns import Row, hint_batch, rows_of
 from composer_replication.recipes.verl.plan import ArmPlan
 from composer_replication.recipes.verl.policy_loss import kl_loss
-from composer_replication.trainer.learning.learner import rate_share
+from composer_replication.trainer.learning.optimizers import rate_share
 from composer_replication.types.errors import ModelError
 
 _DENOMINATOR = "composer_hint_denominator"

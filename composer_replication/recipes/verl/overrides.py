@@ -36,8 +36,7 @@ _FREE = tuple(
     table + name
     for table, names in {
         "": "actor_rollout_ref.ref.log_prob_ ray_kwargs.ray_init. reward.num_workers transfer_queue.",
-        "actor_rollout_ref.actor.": "use_torch_compile fsdp_config.mixed_precision",
-        "actor_rollout_ref.model.": "override_config.attn_implementation",
+        "actor_rollout_ref.actor.": "use_torch_compile",
         "actor_rollout_ref.rollout.": (
             "agent.num_workers engine_kwargs.vllm.block_size engine_kwargs.vllm.compilation_config "
             "engine_kwargs.vllm.disable_custom_all_reduce log_prob_ tensor_model_parallel_size"
@@ -101,7 +100,7 @@ def _check_options(config: RunConfig) -> None:
         if plain.startswith(_LORA):
             raise ConfigError(
                 f"substrate.options.{name} cannot be expressed on verl: hints and checkpoints are of whole weights",
-                fix='leave it out, or set substrate.type = "trl" and peft.r in its options',
+                fix='leave it out, or set substrate.type = "trl" and model.lora.rank',
             )
         if (plain in ours or plain.startswith(_OURS)) and not plain.startswith(_FREE):
             raise ConfigError(
@@ -179,7 +178,11 @@ def settings(config: RunConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     }
     found |= {f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}": value for name, value in files.environment.items()}
     return (
-        found | _actor(config, micro, AGGREGATION[config.loss.rlvr.objective]) | _correction(config) | _device(config, files, cpu)
+        found
+        | _actor(config, micro, AGGREGATION[config.loss.rlvr.objective])
+        | _correction(config)
+        | _model(config, cpu)
+        | _device(config, files, cpu)
     )
 
 
@@ -217,15 +220,24 @@ def _correction(config: RunConfig) -> dict[str, Any]:
     return {"algorithm.rollout_correction.rollout_is": level, "algorithm.rollout_correction.rollout_is_threshold": limits}
 
 
+def _model(config: RunConfig, cpu: bool) -> dict[str, Any]:
+    """Return the settings of precision, attention and memory; verl keeps float32 weights by itself."""
+    mixed = config.model.precision == "mixed" or (config.model.precision == "auto" and not cpu)
+    computed = "bf16" if mixed else "fp32"
+    types = {"param_dtype": computed, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    found = {f"+actor_rollout_ref.actor.fsdp_config.mixed_precision.{name}": dtype for name, dtype in types.items()}
+    attention = "eager" if cpu and config.model.attention == "auto" else config.model.attention
+    if attention != "auto":
+        found["+actor_rollout_ref.model.override_config.attn_implementation"] = attention
+    return found | {"actor_rollout_ref.actor.fsdp_config.optimizer_offload": config.optimizer.offload}
+
+
 def _device(config: RunConfig, files: Files, cpu: bool) -> dict[str, Any]:
     if not cpu:
         return {"trainer.device": "cuda", "actor_rollout_ref.rollout.name": "vllm"}
-    precision = "+actor_rollout_ref.actor.fsdp_config.mixed_precision"
     return {
         "trainer.device": "cpu",
         "actor_rollout_ref.rollout.name": CPU_ROLLOUT,
-        "+actor_rollout_ref.model.override_config.attn_implementation": "eager",
-        **{f"{precision}.{kind}_dtype": "fp32" for kind in ("param", "reduce", "buffer")},
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "ray_kwargs.ray_init.num_cpus": 32,  # logical: verl's actors ask for one each and mostly wait
         "+ray_kwargs.ray_init.num_gpus": 1 + _ranks(config),  # likewise

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from composer_replication.config import ModelConfig, RunConfig
 from composer_replication.loss.forward import LogprobCache
-from composer_replication.loss.forward.model_checkpoint import latest_checkpoint, save_checkpoint
+from composer_replication.loss.forward.model_checkpoint import Snapshot, latest_checkpoint, save_checkpoint
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import Phase, RunDir
 from composer_replication.observe.files import replace_file, storage_errors
@@ -195,13 +194,8 @@ class _Trained:
 
     policy: PreTrainedModel
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, torch.Tensor], /) -> None:
-        """Load the weights; there is no other state."""
-        del state
-        self.policy.load_state_dict(weights)
+    def snapshot(self) -> Snapshot:
+        return Snapshot(None, {})
 
 
 def _keep_weights(folder: Path, checkpoints: Path, step: int) -> None:

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from composer_replication.loss.forward.model_checkpoint import Restorable, latest_checkpoint, load_checkpoint, read_checkpoint
+from composer_replication.loss.forward.model_checkpoint import latest_checkpoint, read_checkpoint
 from composer_replication.types.errors import CheckpointError
 
 
 def trained_on(fingerprint: Mapping[str, str], pairs: str | None) -> dict[str, Any]:
     """Return the part of a loop's state that `restore` reads: the fingerprint, the digest of the pairs, and the RNG state."""
     return {"fingerprint": dict(fingerprint), "pairs": pairs, "rng": torch.get_rng_state().tolist()}
+
+
+class Restorable(Protocol):
+    """A learner, on one process or several, that goes back to a checkpoint."""
+
+    def restore(self, folder: Path, /) -> None: ...
 
 
 def restore(folder: Path, learner: Restorable, *, fingerprint: Mapping[str, str], pairs: str | None) -> dict[str, Any] | None:
@@ -31,7 +37,7 @@ def restore(folder: Path, learner: Restorable, *, fingerprint: Mapping[str, str]
         return None
     state = read_checkpoint(saved)
     refuse_others(saved, state, fingerprint=fingerprint, pairs=pairs, store=folder / "pairs.jsonl")
-    load_checkpoint(saved, learner)
+    learner.restore(saved)
     torch.set_rng_state(torch.tensor(state["rng"], dtype=torch.uint8))
     return state
 

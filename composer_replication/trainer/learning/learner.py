@@ -14,35 +14,41 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import InitProcessGroupKwargs, gather_object
 from torch import Tensor, nn
 
-from composer_replication.config import LossConfig, OptimizerConfig, RunConfig
+from composer_replication.config import LossConfig, RunConfig
 from composer_replication.distillation import SelfTeacher, TAIDScheduler, make_self_teacher
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import (
     LogprobCache,
+    compute_dtype,
     enable_checkpointing,
     evaluating,
     fallbacks,
     in_lockstep,
     sequence_logprobs,
     update_mode,
+    whole_weights,
 )
+from composer_replication.loss.forward.adapters import load_policy_weights
+from composer_replication.loss.forward.model_checkpoint import Snapshot, load_checkpoint
 from composer_replication.loss.metrics import merge_metrics, merge_updates
 from composer_replication.loss.micro_batches import mini_batches, passes, positions_and_tokens, split, without_idle_rows
 from composer_replication.policy_gradient import EntropyControl, kl_k1_penalty
-from composer_replication.trainer.learning.optimizers import make_muon
+from composer_replication.trainer.learning.followers import PATIENCE, Followers, reading, together
+from composer_replication.trainer.learning.memory import forget_peak, peak_gib
+from composer_replication.trainer.learning.optimizers import make_optimizer, rate_share
 from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.learning.sharding import load_whole_optimizer, load_whole_weights, on_first_rank, shard, whole
-from composer_replication.types import Trajectory
+from composer_replication.types import Pair, Trajectory
 from composer_replication.types.errors import ModelError
 
 
@@ -81,24 +87,31 @@ class Learner:
         """The reference's, of every answer of a preference pair."""
         if config.optimizer.gradient_checkpointing:
             enable_checkpointing(model)
-        self.accelerator = Accelerator(cpu=next(model.parameters()).device.type == "cpu")
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        self.accelerator = Accelerator(
+            cpu=on_cpu,
+            mixed_precision="no",  # the model knows how precisely it computes
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
+        )
         model.to(self.accelerator.device)  # before copies of it are made: each process has its device
         self.sharded = sharded and self.accelerator.num_processes > 1
         hint = config.loss.hint
-        self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate) if hint.weight > 0 else None
+        copied: dict[str, Any] = {"rounded_to": compute_dtype(model), "on_host": config.model.frozen_copies == "cpu"}
+        self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate, **copied) if hint.weight > 0 else None
         self.reference: SelfTeacher | None = None
         if config.loss.rlvr.kl_beta > 0 or config.reward.kl_weight > 0:
             frozen = self.self_teacher if hint.self_teacher == "frozen" else None  # the same weights: one copy, saved once
-            self.reference = frozen or make_self_teacher("frozen", model)
+            self.reference = frozen or make_self_teacher("frozen", model, **copied)
         self.step_logprobs = LogprobCache(most=1024)
         """The reference's, of the present step's trajectories: the KL in the reward and the one in the loss read the same."""
         if self.sharded:
             shard(model)  # after the copies of it, which are whole, and before the optimizer, which looks after shards
         optimizer, self.schedule = make_optimizer(model, config)
+        # the state of an optimizer is where it belongs: accelerate would move it
         if self.sharded:
-            self.model, self.optimizer = model, self.accelerator.prepare(optimizer)
+            self.model, self.optimizer = model, self.accelerator.prepare_optimizer(optimizer, device_placement=False)
         else:
-            self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+            self.model, self.optimizer = self.accelerator.prepare(model, optimizer, device_placement=[True, False])
         self.taid = TAIDScheduler(config.steps) if hint.form == "taid" else None
         rlvr = config.loss.rlvr
         self.entropy = None
@@ -106,21 +119,39 @@ class Learner:
             self.entropy = EntropyControl(rlvr.entropy_bonus, rlvr.entropy_target, rlvr.entropy_step)
         self.version = 0
         """Steps taken: batches of rollouts that were learned from."""
+        self.followers: Followers | None = None
+        """Other processes that do what this learner does."""
+
+    def lead(self) -> None:
+        """Open the channel to the other processes, if there are any, each of which calls `follow` at the same time."""
+        if self.accelerator.num_processes > 1:
+            self.followers = Followers()
+
+    def follow(self) -> None:
+        """Do what the first process's learner does, until it dismisses this one."""
+        Followers().follow(self)
+
+    def dismiss(self) -> None:
+        """Tell the followers that the arm is done."""
+        if self.followers is not None:
+            self.followers.dismiss()
 
     @property
     def policy(self) -> Any:
         """The model without wrappers."""
         return self.accelerator.unwrap_model(self.model)
 
-    @property
+    @reading
     def fallbacks(self) -> Mapping[str, str]:
-        """The slow paths that this policy has to take in an update, and why."""
+        """Return the slow paths that this policy has to take in an update, and why."""
         update_mode(self.policy)
         return fallbacks(self.policy)
 
+    @together
     def update(self, batch: Batch) -> StepResult:
         """Learn from a whole batch; micro-batches add up to the gradient of a batch at once."""
         began = time.monotonic()
+        forget_peak(self.accelerator.device)
         loss = self._present_options()
         update_mode(self.model)
         parallel = {"rank": self.accelerator.process_index, "ranks": self.accelerator.num_processes}
@@ -144,6 +175,7 @@ class Learner:
             "optimizer/updates": float(len(updates)),
             "optimizer/tokens": self.config.optimizer.epochs * read,
             "optimizer/padding": positions / max(1.0, read),
+            "memory/peak_gib": max(gather_object([peak_gib(self.accelerator.device)])),
             "time/update_tokens_per_s": self.config.optimizer.epochs * read / (time.monotonic() - began),
         }
         off = {channel: why for channel, why in updates[0].off.items() if all(channel in one.off for one in updates)}
@@ -161,7 +193,7 @@ class Learner:
             for parameter in self.model.parameters():
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-        norm = whole(self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm))
+        norm = self._clip_gradient()
         if not torch.isfinite(norm):
             raise ModelError(
                 f"the gradient of step {self.version + 1} is not finite; the policy is as it was before this update",
@@ -175,6 +207,18 @@ class Learner:
         metrics |= {"loss/total": sum(part.total for part in results), "optimizer/grad_norm": float(norm)}
         off = {channel: why for channel, why in results[0].off.items() if all(channel in part.off for part in results)}
         return StepResult(metrics, off)
+
+    def _clip_gradient(self) -> Tensor:
+        """Scale the gradient down to `optimizer.max_grad_norm`, and return the norm that it had. It is a sum in float32 also of
+        bfloat16 gradients, of which it would have two digits otherwise."""
+        most, parameters = self.config.optimizer.max_grad_norm, list(self.model.parameters())
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if not any(gradient.dtype == torch.bfloat16 for gradient in gradients):
+            return whole(self.accelerator.clip_grad_norm_(parameters, most))
+        each = [whole(torch.linalg.vector_norm(gradient, dtype=torch.float32)) for gradient in gradients]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(each))
+        torch.nn.utils.clip_grads_with_norm_(parameters, most, norm)
+        return norm
 
     @contextmanager
     def _memory(self) -> Iterator[None]:
@@ -206,10 +250,49 @@ class Learner:
             metrics["rlvr/entropy/bonus"] = self.entropy.applied
             self.entropy.update(metrics["rlvr/entropy/mean"])
 
-    @property
-    def scorer(self) -> PolicyScorer:
-        """Readings of pairs and trajectories by the present policy; no other process waits for its passes."""
-        return PolicyScorer(self.policy, self.pair_logprobs)
+    @reading
+    def with_reference_logprobs(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Score as `PolicyScorer.with_reference_logprobs`."""
+        return PolicyScorer(self.policy, self.pair_logprobs).with_reference_logprobs(pairs)
+
+    @reading
+    def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
+        """Read as `PolicyScorer.action_entropies`."""
+        return PolicyScorer(self.policy, self.pair_logprobs).action_entropies(trajectories)
+
+    @reading
+    def logprobs(self, ids: Tensor, wanted: Tensor) -> Tensor:
+        """Return log-probs [B, T] of the `wanted` tokens of `ids` [B, T] under the present policy, at temperature 1."""
+        device = self.accelerator.device
+        with evaluating(self.policy):
+            return sequence_logprobs(self.policy, ids.to(device), None, wanted.to(device))
+
+    @reading
+    def teacher_logprobs(self, ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
+        """Return the sums [B] of the log-probs of the `wanted` tokens of `ids` [B, T] under the self-teacher, in float64 on the
+        CPU. For a self-teacher made of several models it is their mean, weighted by their shares."""
+        assert self.self_teacher is not None
+        ids, mask, wanted = (tensor.to(self.accelerator.device) for tensor in (ids, mask, wanted))
+        total = torch.zeros(len(ids), dtype=torch.float64)
+        for part in self.self_teacher.parts(self.policy):
+            with part.context(), evaluating(part.model):
+                total += part.share * sequence_logprobs(part.model, ids, mask, wanted).double().sum(-1).cpu()
+        return total
+
+    @together
+    def snapshot(self) -> Snapshot:
+        """Return what a checkpoint holds."""
+        return Snapshot(self.shared_weights(), self.state_dict())
+
+    @reading
+    def shared_weights(self) -> Mapping[str, Tensor] | None:
+        """Return the policy's whole weights on the first rank where ranks share them out; None where each has all of them."""
+        return whole_weights(self.policy) if self.sharded else None
+
+    @together
+    def restore(self, folder: Path) -> None:
+        """Go back to the checkpoint in a folder that every process sees."""
+        load_checkpoint(folder, self)
 
     def weights(self) -> dict[str, Tensor]:
         """Return whole copies of the policy's weights on the CPU. Every rank has to call this at the same time."""
@@ -238,7 +321,7 @@ class Learner:
             load_whole_weights(self.policy, weights)
             load_whole_optimizer(self.optimizer, state["optimizer"])
         else:
-            self.policy.load_state_dict(weights)
+            load_policy_weights(self.policy, weights)
             self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.version = state["version"]
@@ -257,7 +340,7 @@ class Learner:
         share = rate_share(self.config.optimizer, self.config.steps, version)
         rates = [base * share for base in self.schedule.base_lrs]
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+            group["lr"] = torch.as_tensor(rate).to(group["lr"]) if isinstance(group["lr"], Tensor) else rate  # torchao's is one
         self.schedule.load_state_dict(
             {**self.schedule.state_dict(), "last_epoch": version, "_step_count": version + 1, "_last_lr": rates}
         )
@@ -308,6 +391,7 @@ class Learner:
         with evaluating(self.policy):
             return sequence_logprobs(self.policy, *rows, self.config.rollout.temperature)
 
+    @reading
     def kl_to_reference(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Return the k1 estimate, in nats, of each trajectory's KL(policy that sampled it || reference).
 
@@ -331,28 +415,10 @@ class Learner:
         temperature = self.config.rollout.temperature
 
         def score(ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
-            with evaluating(part.model), part.context():
+            with part.context(), evaluating(part.model):
                 return sequence_logprobs(part.model, ids, mask, wanted, temperature)
 
         rows = batch["input_ids"], batch["attention_mask"], batch["response_mask"]
         if in_lockstep(part.model):  # what is known must not decide how many passes a rank makes
             return score(*rows)
         return self.step_logprobs.logprobs(score, "the reference", *rows, temperature)
-
-
-def make_optimizer(model: nn.Module, config: RunConfig) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-    """Return the optimizer that `config.optimizer` names, over a model's parameters, and the schedule of its rate."""
-    options = config.optimizer
-    lr, betas, decay = options.learning_rate, options.betas, options.weight_decay
-    optimizer: torch.optim.Optimizer
-    if options.type == "muon":
-        optimizer = make_muon(model, lr=lr, betas=betas, weight_decay=decay)
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, weight_decay=decay)
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_share, options, config.steps))
-
-
-def rate_share(config: OptimizerConfig, steps: int, taken: int) -> float:
-    """Return the share of the learning rate for the step after `taken` of `steps`."""
-    warm = min(1.0, (taken + 1) / (config.warmup_steps + 1))
-    return warm if config.schedule == "constant" else warm * max(0.0, 1.0 - taken / steps)

@@ -13,6 +13,7 @@ from composer_replication.loss.forward import (
     LogprobCache,
     action_entropies,
     evaluating,
+    in_lockstep,
     sequence_logprobs,
     unwrapped,
     weights_digest,
@@ -56,6 +57,8 @@ def _score(model: nn.Module, policy: str, prompt: tuple[int, ...], continuation:
     try:
         with evaluating(model):
             score = partial(sequence_logprobs, model)
+            if in_lockstep(model):  # what is known must not decide how many passes a rank makes
+                return float(score(ids, torch.ones_like(ids), wanted).sum())
             return float(cache.logprobs(score, policy, ids, torch.ones_like(ids), wanted).sum())
     except torch.OutOfMemoryError as error:
         raise ModelError(

@@ -8,19 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composer_replication.loss.forward.adapters import has_adapters
+from composer_replication.loss.forward.modes import sharded_units
+
 
 def shard(model: nn.Module) -> None:
     """Share the weights out among all ranks, in place, one layer at a time. The processes must know each other by now."""
     from torch.distributed.device_mesh import init_device_mesh  # takes a second, as the next one
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     device = next(model.parameters()).device.type
     mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
+    types = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients of bfloat16 weights are summed exactly, too
     layers: Any = getattr(model, "_no_split_modules", None) or ()
     for module in list(model.modules()):
         if type(module).__name__ in layers:
-            fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+            fully_shard(module, mesh=mesh, mp_policy=types)
+    fully_shard(model, mesh=mesh, mp_policy=types)
 
 
 def whole(tensor: Any) -> Tensor:
@@ -30,10 +34,14 @@ def whole(tensor: Any) -> Tensor:
 
 
 def load_whole_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load whole weights into a sharded model: every rank passes all of them and keeps its share."""
+    """Load whole weights into a sharded model: every rank passes all of them and keeps its share. Weights that the model has
+    besides are left as they are: of one with adapters only those are loaded."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    set_model_state_dict(model, dict(weights), options=StateDictOptions(full_state_dict=True))
+    for unit in sharded_units(model):
+        unit.reshard()  # a pass without gradient leaves some whole
+    options = StateDictOptions(full_state_dict=True, strict=not has_adapters(model))
+    set_model_state_dict(model, dict(weights), options=options)
 
 
 def on_first_rank(state: Any) -> Any:

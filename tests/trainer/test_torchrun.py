@@ -1,0 +1,162 @@
+"""`composer train` under torchrun: two processes train what one trains, and go on after they were killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+import tomli_w
+import torch
+from world import COMPOSER, World, finish
+
+from composer_replication.config import ModelConfig
+from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
+from composer_replication.loss.forward.models import load_policy
+from composer_replication.observe import RunDir, deterministic
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+from wire_servers import Backend, WireServer
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+ADAPTERS = ["--model.lora.rank", "4"]
+CHANNELS = ["--loss.replay.weight", "0", "--loss.hint.weight", "0.5", "--seed", "1"]
+
+
+def launched(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [*TORCHRUN, *COMPOSER, *words]
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def children(pid: int) -> list[int]:
+    """The processes that torchrun has started: it gives each a session of its own."""
+    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+
+
+def both(*words: str, cwd: Path) -> str:
+    process = launched(*words, cwd=cwd)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    return output
+
+
+def weights(run: RunDir) -> dict[str, torch.Tensor]:
+    last = latest_checkpoint(run.ckpt_path / "main")
+    assert last is not None
+    return load_policy(ModelConfig(path=str(last), device="cpu"))[0].state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [[], [*ADAPTERS, "--model.precision", "mixed"]], ids=["whole", "adapters"])
+def test_two_processes_take_the_step_of_one(run_file: Path, words: list[str]) -> None:
+    words = [*words, *CHANNELS, "--steps", "2", "--optimizer.micro_batch_tokens", "640"]
+    finish("train", str(run_file), *words, "--name", "one", cwd=run_file.parent)
+    said = both("train", str(run_file), *words, "--name", "two", cwd=run_file.parent)
+    assert said.count("2 processes share each update") == 1
+    one, two = (RunDir(run_file.parent / "runs" / name) for name in ("one", "two"))
+    first = [{m.step: m.values for m in run.read_metrics()}[1] for run in (one, two)]
+    assert first[0]["optimizer/grad_norm"] > 0
+    for name in ("loss/total", "optimizer/grad_norm", "hint/loss", "optimizer/tokens", "reward/mean"):
+        assert first[1][name] == pytest.approx(first[0][name], rel=1e-4, abs=1e-7), name
+    tolerance = 1e-4 if "--model.precision" not in words else 2e-2  # the last places of bfloat16 depend on how a batch is cut
+    for (name, a), b in zip(weights(one).items(), weights(two).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_two_processes_killed_and_resumed_end_the_same(run_file: Path) -> None:
+    """Every process of the group is killed at once, as a machine that loses power kills them."""
+    words = ["train", str(run_file), *CHANNELS, "--optimizer.micro_batch_tokens", "640"]
+    both(*words, "--name", "whole", cwd=run_file.parent)
+    runs = run_file.parent / "runs"
+    process = launched(*words, "--name", "killed", cwd=run_file.parent)
+    while not list((runs / "killed").glob("ckpt/main/step_00002/MANIFEST.sha256")):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    for pid in (process.pid, *children(process.pid)):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    both(*words, "--name", "killed", "--resume", cwd=run_file.parent)
+    whole, killed = (RunDir(runs / name) for name in ("whole", "killed"))
+    assert [(m.step, deterministic(m.values)) for m in whole.read_metrics()] == [
+        (m.step, deterministic(m.values)) for m in killed.read_metrics()
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole).values(), weights(killed).values(), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--model.precision", "mixed"],
+        ["--model.precision", "bfloat16"],
+        ["--model.lora.rank", "4", "--model.precision", "mixed"],
+    ],
+    ids=["float32", "mixed", "bfloat16", "adapters"],
+)
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft, in the server's thread
+def test_shared_out_weights_train_over_a_server_and_are_saved_whole(world: World, run_file: Path, words: list[str]) -> None:
+    data = tomllib.loads(run_file.read_text())
+    data["loss"] = {"rlvr": {"importance": "icepop"}}
+    data["rollout"] |= {"engine": "vllm"}
+    policy, tokenizer = load_policy(ModelConfig(path=str(world.policy), device="cpu"))
+    with WireServer("vllm", Backend(policy, tokenizer)) as server:
+        data["rollout"]["server_url"] = server.url
+        run_file.write_text(tomli_w.dumps(data))
+        words = ["train", str(run_file), *words, *CHANNELS, "--steps", "2"]
+        finish(*words, "--name", "one", cwd=run_file.parent)
+        both(*words, "--substrate.shard", "true", "--name", "two", cwd=run_file.parent)
+        both(*words, "--substrate.shard", "true", "--name", "two", "--resume", cwd=run_file.parent)
+    one, two = (RunDir(run_file.parent / "runs" / name) for name in ("one", "two"))
+    (first,) = (m.values["optimizer/grad_norm"] for m in RunDir(run_file.parent / "runs" / "one").read_metrics() if m.step == 1)
+    assert first > 0
+    norms = [[m.values.get("optimizer/grad_norm") for m in run.read_metrics() if m.step == 1] for run in (one, two)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4 if "--model.precision" not in words else 3e-2)
+    for (name, a), b in zip(weights(one).items(), weights(two).values(), strict=True):
+        assert a.shape == b.shape, name
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2, msg=name)
+
+
+def test_what_starts_its_own_processes_is_not_started_by_several(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from composer_replication.api.training import train
+    from composer_replication.types.errors import ConfigError
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"torchrun has started 2 processes, and substrate.type = ray starts its own"):
+        train(run_file, overrides=["--substrate.type", "ray"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "every token would gather all weights"),
+        (["--rollout.engine", "vllm", "--rollout.server_url", "http://h:1", "--optimizer.offload", "true"], "copies in memory"),
+        (["--rollout.engine", "vllm", "--rollout.server_url", "http://h:1", "--optimizer.moments", "8bit"], "cannot be saved"),
+        (
+            [
+                *("--rollout.engine", "vllm", "--rollout.server_url", "http://h:1"),
+                *("--model.lora.rank", "2", "--loss.hint.self_teacher", "ema"),
+            ],
+            "the averages are whole adapters",
+        ),
+    ],
+    ids=str,
+)
+def test_what_shares_cannot_do_is_refused(run_file: Path, words: list[str], message: str) -> None:
+    from composer_replication.config import load_config
+    from composer_replication.types.errors import ConfigError
+
+    importance = ["--loss.rlvr.importance", "tis"]
+    with pytest.raises(ConfigError, match=message):
+        load_config(run_file, ["--substrate.shard", "true", *importance, *words])
