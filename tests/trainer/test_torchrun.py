@@ -73,8 +73,9 @@ def test_two_processes_take_the_step_of_one(run_file: Path, words: list[str]) ->
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_two_processes_killed_and_resumed_end_the_same(run_file: Path) -> None:
-    """Every process of the group is killed at once, as a machine that loses power kills them."""
+@pytest.mark.parametrize("killed", ["all", "the follower"])
+def test_two_processes_killed_and_resumed_end_the_same(run_file: Path, killed: str) -> None:
+    """All at once, as a machine that loses power kills them, or the one that follows, after which the launcher ends the other."""
     words = ["train", str(run_file), *CHANNELS, "--optimizer.micro_batch_tokens", "640"]
     both(*words, "--name", "whole", cwd=run_file.parent)
     runs = run_file.parent / "runs"
@@ -82,15 +83,30 @@ def test_two_processes_killed_and_resumed_end_the_same(run_file: Path) -> None:
     while not list((runs / "killed").glob("ckpt/main/step_00002/MANIFEST.sha256")):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
-    for pid in (process.pid, *children(process.pid)):
+    followers = [pid for pid in children(process.pid) if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
+    assert len(followers) == 1
+    for pid in (process.pid, *children(process.pid)) if killed == "all" else followers:
         os.kill(pid, signal.SIGKILL)
     process.communicate()
+    assert process.returncode != 0
     both(*words, "--name", "killed", "--resume", cwd=run_file.parent)
-    whole, killed = (RunDir(runs / name) for name in ("whole", "killed"))
+    whole, again = (RunDir(runs / name) for name in ("whole", "killed"))
     assert [(m.step, deterministic(m.values)) for m in whole.read_metrics()] == [
-        (m.step, deterministic(m.values)) for m in killed.read_metrics()
+        (m.step, deterministic(m.values)) for m in again.read_metrics()
     ]
-    assert all(torch.equal(a, b) for a, b in zip(weights(whole).values(), weights(killed).values(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole).values(), weights(again).values(), strict=True))
+
+
+@pytest.mark.slow
+def test_arms_are_trained_one_after_the_other(run_file: Path) -> None:
+    data = tomllib.loads(run_file.read_text())
+    run_file.write_text(
+        tomli_w.dumps(data | {"arms": {"one": {"loss.hint.weight": 0.0}, "other": {"optimizer.learning_rate": 1e-4}}})
+    )
+    both("train", str(run_file), "--steps", "1", "--loss.replay.weight", "0", cwd=run_file.parent)
+    run = RunDir(run_file.parent / "runs" / "run")
+    assert {(m.arm, m.step) for m in run.read_metrics()} == {(arm, step) for arm in ("one", "other") for step in (0, 1)}
+    assert all(latest_checkpoint(run.ckpt_path / arm) for arm in ("one", "other"))
 
 
 @pytest.mark.slow
