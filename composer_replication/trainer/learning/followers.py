@@ -93,6 +93,15 @@ def is_follower() -> bool:
     return launched_processes() > 1 and int(os.environ.get("RANK", "0")) > 0
 
 
+def leave_processes() -> None:
+    """End this process's part in torch.distributed, if it has one.
+
+    A thread of it that still runs when the interpreter ends can abort the process.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def _on_cpu(value: Any) -> Any:
     """Return a value whose tensors, in mappings and tuples too, are on the CPU: they are sent as bytes."""
     if isinstance(value, Tensor):
