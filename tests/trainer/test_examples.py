@@ -1,4 +1,4 @@
-"""The run files in examples/runs: each loads, and a shrunk model of its architecture takes a step as it says."""
+"""The run files in examples/training: each loads, and a shrunk model of its architecture takes a step as it says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from composer_replication.loss.forward.models import load_policy, save_policy
 from composer_replication.quickstart.policy import tiny_tokenizer
 from composer_replication.trainer.learning.learner import Learner
 
-RUNS = Path(__file__).parents[2] / "examples" / "runs"
+RUNS = Path(__file__).parents[2] / "examples" / "training"
 OF = {
     "qwen25_05b.toml": "qwen2",
     "qwen3_4b_lora.toml": "qwen3",
