@@ -17,10 +17,10 @@ from composer_replication.config.loss import (
     RlvrConfig,
 )
 from composer_replication.config.model import LoraConfig, ModelConfig
+from composer_replication.config.optimizer import OptimizerConfig
 from composer_replication.config.replay import BackendName, GateConfig, GateRule, NormalizeConfig
 from composer_replication.config.run import (
     EvalConfig,
-    OptimizerConfig,
     RolloutConfig,
     RunConfig,
     SandboxConfig,

@@ -13,7 +13,8 @@ from composer_replication.config.diloco import DilocoConfig
 from composer_replication.config.env import EnvConfig
 from composer_replication.config.loss import LossConfig, RewardConfig
 from composer_replication.config.model import ModelConfig
-from composer_replication.config.section import Decay, Name, Positive, ReadBy, Section, Weight, flat, refuse
+from composer_replication.config.optimizer import OptimizerConfig
+from composer_replication.config.section import Name, Positive, ReadBy, Section, Weight, flat, refuse
 from composer_replication.config.substrate import SubstrateConfig
 from composer_replication.types.errors import ConfigError
 
@@ -136,52 +137,6 @@ class RolloutConfig(Section):
         if self.server_weights is not None and self.server_store is not None:
             refuse("server_weights and server_store are both given", "remove one: the weights take one way")
         return self
-
-
-class OptimizerConfig(Section):
-    """Optimizer and its linear warm-up."""
-
-    type: Literal["adamw", "muon"] = "adamw"
-    """Choose which optimizer trains the policy. `adamw` updates all parameters with AdamW. `muon` updates the matrices inside the
-    model's blocks with Muon (orthogonalized momentum, arXiv:2502.16982) and everything else with AdamW; both use the same
-    learning_rate, because Muon's updates are scaled to the size of AdamW's. Try `muon` when you train all weights, above all
-    with DiLoCo, and search the learning rate again. The substrates verl and prime_rl refuse it."""
-    learning_rate: Annotated[float, Field(gt=0.0)] = 1e-6
-    """Use this learning rate after warm-up."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """Keep the rate constant after warm-up, or let it fall linearly to zero at the end of the run (linear)."""
-    betas: tuple[Decay, Decay] = (0.9, 0.99)
-    """Set the decay rates of AdamW's two moments. Muon's momentum is always 0.95."""
-    weight_decay: Weight = 0.0
-    """Apply this much decoupled weight decay, with either optimizer."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 2
-    """Raise the rate linearly over this many steps."""
-    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
-    """Scale the gradient down to this norm when it is larger."""
-    micro_batch_tokens: Positive = 16384
-    """Put at most this many tokens of trajectories, padding included, into a forward and backward pass; a longer one goes alone.
-    Lower it to save memory; results do not change. Trajectories are sorted by length, and those that teach nothing go through no
-    pass."""
-    mini_batches: Positive = 1
-    """Cut the rollouts of a step that teach something into this many parts and take an optimizer step on each. Raise it to
-    get more out of expensive rollouts; later updates are then off-policy, so watch `rlvr/clip_frac` and `rlvr/ratio/max`."""
-    epochs: Positive = 1
-    """Go over a step's rollouts this many times."""
-    gradient_checkpointing: bool = False
-    """Keep only each layer's input in the forward pass and recompute the rest in the backward pass. It costs about a third more
-    compute and saves most activation memory; results do not change."""
-    moments: Annotated[Literal["float32", "8bit"], ReadBy("type", "adamw")] = "float32"
-    """Keep AdamW's two moments in float32, or in 8 bits with a scale for every 256 of them (arXiv:2110.02861), a quarter of the
-    memory. `8bit` needs the extra `torchao` and a C compiler."""
-    offload: Annotated[bool, ReadBy("type", "adamw"), ReadBy("moments", "float32")] = False
-    """Keep AdamW's moments and a float32 copy of the weights in the machine's memory and step there (arXiv:2101.06840). It frees
-    8 bytes of device memory per trained weight, and with model.precision = bfloat16 needs no stochastic rounding; each step sends
-    gradients and weights over the bus."""
-
-    @property
-    def updates(self) -> int:
-        """Optimizer steps on a step's rollouts."""
-        return self.mini_batches * self.epochs
 
 
 class EvalConfig(Section):
@@ -307,37 +262,8 @@ class RunConfig(Section):
                 f"and rollout.group_size = {siblings}, a task that always passes counts with a pass rate of at most {most:.4f}",
                 f"set curriculum.promote_at below {below}, or raise curriculum.decay or rollout.group_size",
             )
-        if self.diloco.enabled and self.steps % self.diloco.window:
-            refuse(
-                f"steps = {self.steps} ends in the middle of a round: diloco holds one every {self.diloco.window} steps",
-                f"set steps to a multiple of {self.diloco.window}",
-            )
-        if self.diloco.enabled and self.optimizer.updates > 1:
-            refuse(
-                f"optimizer.mini_batches x optimizer.epochs = {self.optimizer.updates} and diloco.enabled = true: a round counts "
-                "optimizer steps, and replicas need as many of them as of steps",
-                "leave mini_batches and epochs out",
-            )
-        if self.diloco.enabled and self.model.precision == "bfloat16" and self.model.lora.rank == 0:
-            refuse(
-                "model.precision = bfloat16 and diloco.enabled = true: a round's steps are smaller than bfloat16 can hold",
-                "set model.precision = mixed, or model.lora.rank above 0",
-            )
-        if self.diloco.enabled and self.optimizer.offload:
-            refuse(
-                "optimizer.offload = true and diloco.enabled = true: a round changes the weights, and not their copies in memory",
-                "leave offload out",
-            )
-        if self.diloco.enabled and self.diloco.shard_tasks and self.rollout.groups % self.diloco.replicas:
-            refuse(
-                f"rollout.groups = {self.rollout.groups} cannot be shared out among {self.diloco.replicas} replicas",
-                f"set rollout.groups to a multiple of {self.diloco.replicas}, or diloco.shard_tasks = false",
-            )
-        if self.diloco.enabled and self.substrate.type != "local":
-            refuse(
-                f"diloco.enabled = true and substrate.type = {self.substrate.type}: a replica is one process with whole weights",
-                "set substrate.type = local",
-            )
+        if self.diloco.enabled:
+            self._replicas_agree()
         hint, sampled_at = self.loss.hint, self.rollout.temperature
         if hint.weight > 0 and hint.form in ("sampled_token", "entropy_gated") and hint.temperature != sampled_at:
             refuse(
@@ -346,6 +272,40 @@ class RunConfig(Section):
                 f"set loss.hint.temperature = {sampled_at}, or choose a loss.hint.form over the vocabulary (jsd, top_k_jsd)",
             )
         return self
+
+    def _replicas_agree(self) -> None:
+        """Refuse what rounds of replicas cannot do."""
+        if self.steps % self.diloco.window:
+            refuse(
+                f"steps = {self.steps} ends in the middle of a round: diloco holds one every {self.diloco.window} steps",
+                f"set steps to a multiple of {self.diloco.window}",
+            )
+        if self.optimizer.updates > 1:
+            refuse(
+                f"optimizer.mini_batches x optimizer.epochs = {self.optimizer.updates} and diloco.enabled = true: a round counts "
+                "optimizer steps, and replicas need as many of them as of steps",
+                "leave mini_batches and epochs out",
+            )
+        if self.model.precision == "bfloat16" and self.model.lora.rank == 0:
+            refuse(
+                "model.precision = bfloat16 and diloco.enabled = true: a round's steps are smaller than bfloat16 can hold",
+                "set model.precision = mixed, or model.lora.rank above 0",
+            )
+        if self.optimizer.offload:
+            refuse(
+                "optimizer.offload = true and diloco.enabled = true: a round changes the weights, and not their copies in memory",
+                "leave offload out",
+            )
+        if self.diloco.shard_tasks and self.rollout.groups % self.diloco.replicas:
+            refuse(
+                f"rollout.groups = {self.rollout.groups} cannot be shared out among {self.diloco.replicas} replicas",
+                f"set rollout.groups to a multiple of {self.diloco.replicas}, or diloco.shard_tasks = false",
+            )
+        if self.substrate.type != "local":
+            refuse(
+                f"diloco.enabled = true and substrate.type = {self.substrate.type}: a replica is one process with whole weights",
+                "set substrate.type = local",
+            )
 
     def _shares_can_be_trained(self) -> None:
         """Refuse what needs whole weights."""

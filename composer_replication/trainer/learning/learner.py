@@ -13,9 +13,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -44,31 +43,14 @@ from composer_replication.loss.metrics import merge_metrics, merge_updates
 from composer_replication.loss.micro_batches import mini_batches, passes, positions_and_tokens, split, without_idle_rows
 from composer_replication.policy_gradient import EntropyControl, kl_k1_penalty
 from composer_replication.trainer.learning.followers import PATIENCE, Followers, reading, together
+from composer_replication.trainer.learning.gradient import clip_gradient
 from composer_replication.trainer.learning.memory import forget_peak, peak_gib
 from composer_replication.trainer.learning.optimizers import make_optimizer, rate_share
 from composer_replication.trainer.learning.reference import PolicyScorer
+from composer_replication.trainer.learning.results import MicroBatch, StepResult
 from composer_replication.trainer.learning.sharding import load_whole_optimizer, load_whole_weights, on_first_rank, shard, whole
 from composer_replication.types import Pair, Trajectory
 from composer_replication.types.errors import ModelError
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """Result of a step, or of one of its optimizer steps."""
-
-    metrics: Mapping[str, float]
-    off: Mapping[str, str]
-    """Channels that had nothing to say in this batch, and why."""
-
-
-class _MicroBatch(NamedTuple):
-    """Figures of a micro-batch after its backward pass."""
-
-    metrics: Mapping[str, float]
-    off: Mapping[str, str]
-    total: float
-    pulls: Mapping[str, float]
-    """Squared norm of each channel's gradient on what it reads."""
 
 
 class Learner:
@@ -193,32 +175,20 @@ class Learner:
             for parameter in self.model.parameters():
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-        norm = self._clip_gradient()
+        norm = clip_gradient(self.accelerator, self.model, self.config.optimizer.max_grad_norm)
         if not torch.isfinite(norm):
             raise ModelError(
                 f"the gradient of step {self.version + 1} is not finite; the policy is as it was before this update",
                 fix="lower optimizer.learning_rate in a new run, or look at the losses in metrics.jsonl",
             )
         self.optimizer.step()
-        results: list[_MicroBatch] = gather_object(mine)
+        results: list[MicroBatch] = gather_object(mine)
         metrics = merge_metrics([part.metrics for part in results])
         for channel in dict.fromkeys(name for part in results for name in part.pulls):
             metrics[f"{channel}/pull"] = math.sqrt(math.fsum(part.pulls.get(channel, 0.0) for part in results))
         metrics |= {"loss/total": sum(part.total for part in results), "optimizer/grad_norm": float(norm)}
         off = {channel: why for channel, why in results[0].off.items() if all(channel in part.off for part in results)}
         return StepResult(metrics, off)
-
-    def _clip_gradient(self) -> Tensor:
-        """Scale the gradient down to `optimizer.max_grad_norm`, and return the norm that it had. It is a sum in float32 also of
-        bfloat16 gradients, of which it would have two digits otherwise."""
-        most, parameters = self.config.optimizer.max_grad_norm, list(self.model.parameters())
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if not any(gradient.dtype == torch.bfloat16 for gradient in gradients):
-            return whole(self.accelerator.clip_grad_norm_(parameters, most))
-        each = [whole(torch.linalg.vector_norm(gradient, dtype=torch.float32)) for gradient in gradients]
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(each))
-        torch.nn.utils.clip_grads_with_norm_(parameters, most, norm)
-        return norm
 
     @contextmanager
     def _memory(self) -> Iterator[None]:
@@ -345,7 +315,7 @@ class Learner:
             {**self.schedule.state_dict(), "last_epoch": version, "_step_count": version + 1, "_last_lr": rates}
         )
 
-    def _backward(self, part: Batch, loss: LossConfig) -> _MicroBatch:
+    def _backward(self, part: Batch, loss: LossConfig) -> MicroBatch:
         ranks = self.accelerator.num_processes
         parts = compose_loss(
             self.model,
@@ -357,7 +327,7 @@ class Learner:
         )
         self.accelerator.backward(parts.total * ranks)  # DDP takes the mean of the processes' gradients
         pulls = {channel: pull.square / ranks**2 for channel, pull in parts.pulls.items()}
-        return _MicroBatch(parts.metrics, parts.off, float(parts.total.detach()), pulls)
+        return MicroBatch(parts.metrics, parts.off, float(parts.total.detach()), pulls)
 
     def _inputs(self, part: Batch) -> Batch:
         """Put a micro-batch on the device, with the log-probs that the options of the policy gradient need."""
