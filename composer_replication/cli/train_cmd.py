@@ -47,7 +47,7 @@ def train(
     """
     from composer_replication.api.training import train as train_run
     from composer_replication.recipes.substrates import check_substrate
-    from composer_replication.trainer.learning.followers import is_follower, leave_processes
+    from composer_replication.trainer.learning.followers import is_follower, leave_process_group
     from composer_replication.trainer.open_run import check_run_dir
 
     _refuse_misspelt(context, [str(run), *context.args])
@@ -62,7 +62,7 @@ def train(
         _check(config)
         return
     train_run(config, resume=resume)
-    leave_processes()
+    leave_process_group()
 
 
 def _refuse_misspelt(context: typer.Context, words: Sequence[str]) -> None:

@@ -43,9 +43,9 @@ class ModelConfig(Section):
     precision: Precision = "auto"
     """Choose the number types. `float32` keeps weights and arithmetic in float32. `mixed` keeps the weights in float32 and
     multiplies matrices in bfloat16. `bfloat16` keeps the weights in bfloat16 too, which halves the memory of weights and
-    gradients; AdamW then rounds its steps at random in proportion (stochastic rounding), because most of them are smaller than
-    bfloat16 can hold. `auto` is `mixed` with CUDA and `float32` on a CPU. Under LoRA `mixed` and `bfloat16` are the same: frozen
-    weights in bfloat16, adapters in float32."""
+    gradients; AdamW then rounds stochastically, because most of its steps are smaller than bfloat16 can hold. `auto` is `mixed`
+    with CUDA and `float32` on a CPU. Under LoRA `mixed` and `bfloat16` are the same: frozen weights in bfloat16, adapters in
+    float32."""
     attention: Annotated[str, Field(pattern=r"^(auto|eager|sdpa|flex_attention|flash_attention_[234]|[\w.-]+/[\w.@:-]+)$")] = (
         "auto"
     )
@@ -55,9 +55,15 @@ class ModelConfig(Section):
     """Compile the feed-forward layers and norms of the model's blocks with torch.compile, in updates and in rollouts of this
     process. It needs a C compiler and takes a minute at the start."""
     frozen_copies: Literal["device", "cpu"] = "device"
-    """Keep the frozen copies that self-teacher and reference are on the policy's device, or in the machine's memory (`cpu`), from
-    where they come to the device for each pass. Under LoRA there are none, and it has no effect."""
+    """Keep the frozen copies of the policy (self-teacher, reference) on its device, or in CPU memory (`cpu`), from where they are
+    moved to the device for each pass. LoRA needs no copies."""
     lora: LoraConfig = LoraConfig()
+
+    @model_validator(mode="after")
+    def _lora_copies_nothing(self) -> Self:
+        if self.lora.rank and self.frozen_copies == "cpu":
+            refuse("frozen_copies = cpu is not read with lora.rank above 0: there are no copies", "remove frozen_copies")
+        return self
 
     @model_validator(mode="after")
     def _flash_attention_is_of_half_precision(self) -> Self:

@@ -45,7 +45,7 @@ class OptimizerConfig(Section):
     """Keep AdamW's two moments in float32, or in 8 bits with a scale for every 256 of them (arXiv:2110.02861), a quarter of the
     memory. `8bit` needs the extra `torchao` and a C compiler."""
     offload: Annotated[bool, ReadBy("type", "adamw"), ReadBy("moments", "float32")] = False
-    """Keep AdamW's moments and a float32 copy of the weights in the machine's memory and step there (arXiv:2101.06840). It frees
+    """Keep AdamW's moments and a float32 copy of the weights in CPU memory and step there (arXiv:2101.06840). It frees
     8 bytes of device memory per trained weight, and with model.precision = bfloat16 needs no stochastic rounding; each step sends
     gradients and weights over the bus."""
 

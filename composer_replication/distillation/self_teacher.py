@@ -102,13 +102,13 @@ class FrozenTeacher(_NothingToMove):
 
     kind = "frozen"
 
-    def __init__(self, model: nn.Module, *, rounded_to: torch.dtype | None = None, on_host: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, rounded_to: torch.dtype | None = None, on_cpu: bool = False) -> None:
         """Copy a model.
 
         Args:
             rounded_to: what autocast multiplies matrices in. The copy keeps the weights of linear layers in it, which changes no
                 bit of what it computes there.
-            on_host: keep the copy in the machine's memory; `parts` bring it to the model's device for each pass.
+            on_cpu: keep the copy in CPU memory, and move it to the model's device for each pass.
 
         Raises:
             ValueError: FSDP2 has sharded the model, which then cannot be copied: make the teacher before sharding.
@@ -116,8 +116,8 @@ class FrozenTeacher(_NothingToMove):
         if any(_is_sharded(parameter) for parameter in model.parameters()):
             raise ValueError(f"a {self.kind} self-teacher is a copy of the policy: make it before `fully_shard`")
         self._device = next(model.parameters()).device
-        self._model = _copied(model, rounded_to, torch.device("cpu") if on_host else self._device)
-        self._visit = partial(_moved, self._model, self._device) if on_host else nullcontext
+        self._model = _copied(model, rounded_to, torch.device("cpu") if on_cpu else self._device)
+        self._visit = partial(_on_device, self._model, self._device) if on_cpu else nullcontext
 
     def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:  # noqa: ARG002 - protocol
         return (TeacherPart(1.0, self._model, self._visit),)
@@ -145,10 +145,10 @@ class EMATeacher(FrozenTeacher):
 
     kind = "ema"
 
-    def __init__(self, model: nn.Module, rate: float = 0.05, *, on_host: bool = False) -> None:
+    def __init__(self, model: nn.Module, rate: float = 0.05, *, on_cpu: bool = False) -> None:
         """Raise ValueError unless 0 < rate <= 1."""
         _check_rate(rate)
-        super().__init__(model, on_host=on_host)
+        super().__init__(model, on_cpu=on_cpu)
         if any(p.dtype in (torch.bfloat16, torch.float16) for p in self._model.parameters()):
             self._model = self._model.float()
         self.rate = rate
@@ -183,7 +183,7 @@ class AdapterEMATeacher(_NothingToMove):
         self._average = {n: p.detach().to(_at_least_float32(p.dtype), copy=True) for n, p in _trained(model).items()}
 
     def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:
-        return (TeacherPart(1.0, student_model, partial(_holding, _trained(student_model), self._average)),)
+        return (TeacherPart(1.0, student_model, partial(_with_values, _trained(student_model), self._average)),)
 
     @torch.no_grad()
     def update(self, student_model: nn.Module) -> None:
@@ -206,11 +206,11 @@ class TrustRegionTeacher(FrozenTeacher):
     kind = "trust_region"
 
     def __init__(
-        self, model: nn.Module, rate: float = 0.05, *, rounded_to: torch.dtype | None = None, on_host: bool = False
+        self, model: nn.Module, rate: float = 0.05, *, rounded_to: torch.dtype | None = None, on_cpu: bool = False
     ) -> None:
         """Raise ValueError unless 0 < rate <= 1."""
         _check_rate(rate)
-        super().__init__(model, rounded_to=rounded_to, on_host=on_host)
+        super().__init__(model, rounded_to=rounded_to, on_cpu=on_cpu)
         self.rate = rate
 
     def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:
@@ -239,14 +239,14 @@ def make_self_teacher(
     *,
     rate: float = 0.05,
     rounded_to: torch.dtype | None = None,
-    on_host: bool = False,
+    on_cpu: bool = False,
 ) -> SelfTeacher:
     """Make the self-teacher of this kind; of a peft model none needs a copy.
 
     Args:
         rate: read by `ema` and `trust_region`.
         rounded_to: as in `FrozenTeacher`; an average is never rounded.
-        on_host: as in `FrozenTeacher`.
+        on_cpu: as in `FrozenTeacher`.
 
     Raises:
         ValueError: the kind is unknown.
@@ -255,13 +255,13 @@ def make_self_teacher(
     if kind == "live":
         return LiveTeacher()
     if kind == "frozen":
-        return AdaptersOffTeacher() if adapted else FrozenTeacher(model, rounded_to=rounded_to, on_host=on_host)
+        return AdaptersOffTeacher() if adapted else FrozenTeacher(model, rounded_to=rounded_to, on_cpu=on_cpu)
     if kind == "ema":
-        return AdapterEMATeacher(model, rate) if adapted else EMATeacher(model, rate, on_host=on_host)
+        return AdapterEMATeacher(model, rate) if adapted else EMATeacher(model, rate, on_cpu=on_cpu)
     if kind == "trust_region":
         if adapted:
             return AdapterTrustRegionTeacher(rate)
-        return TrustRegionTeacher(model, rate, rounded_to=rounded_to, on_host=on_host)
+        return TrustRegionTeacher(model, rate, rounded_to=rounded_to, on_cpu=on_cpu)
     raise ValueError(f"unknown self-teacher {kind!r}: expected 'live', 'frozen', 'ema' or 'trust_region'")
 
 
@@ -284,7 +284,7 @@ def _copied(model: nn.Module, rounded_to: torch.dtype | None, device: torch.devi
 
 
 @contextmanager
-def _moved(model: nn.Module, device: torch.device) -> Iterator[None]:
+def _on_device(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Move a model's weights to a device inside. What it computed there stays valid afterwards, as do detached weights."""
     at_home = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers())]
     try:
@@ -299,7 +299,7 @@ def _moved(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _holding(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
+def _with_values(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
     """Give parameters other values inside."""
     own = {name: parameter.data for name, parameter in parameters.items()}
     try:

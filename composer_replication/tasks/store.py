@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ import tomli_w
 
 from composer_replication.languages.python.delete import body_of, unified_diff
 from composer_replication.languages.python.functions import find_functions
+from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.tasks.files import copy_tree, solved_tree, storage_errors, tree_files, write_files
 from composer_replication.types import TaskSpec, from_json, to_json
 from composer_replication.types.errors import TaskError
@@ -37,6 +39,8 @@ _DOC_ENDINGS = (".md", ".rst", ".txt")
 _NO_DOCS = ("license", "licence", "copying", "notice", "authors", "requirements", "constraints", "manifest")
 _DOC_BYTES = 64 << 10
 _ALL_DOCS_BYTES = 512 << 10
+_MOST_BYTES = 64 << 20
+"""Limit on the manifest, `task.toml` and `hidden.json`, which are read whole."""
 _ONE = "name a task's own folder: one below a folder that `composer tasks build` wrote"
 
 
@@ -216,18 +220,12 @@ def load_task(path: str | os.PathLike[str]) -> Task:
     try:
         if not root.exists():
             _bring_back(root)
-        lines = (root / _MANIFEST).read_text(encoding="utf-8").splitlines()
-        expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-        present = set(tree_files(root)) - {_MANIFEST}
-        for name in sorted(present | expected.keys()):
-            if name not in present:
-                raise _damaged(root, f"{name} is missing")
-            if name not in expected:
-                raise TaskError(f"task {root}: {name} does not belong to it", fix=f"delete {root / name}")
-            if (root / name).is_symlink() or _sha256(root / name) != expected[name]:
-                raise _damaged(root, f"{name} was changed after the task was built")
-        record = tomllib.loads((root / "task.toml").read_text(encoding="utf-8"))
-        hidden = json.loads((root / _HIDDEN).read_text(encoding="utf-8")) if (root / _HIDDEN).exists() else None
+        with OpenFolder(root.resolve()) as folder:
+            lines = folder.read(_MANIFEST, _MOST_BYTES).decode("utf-8").splitlines()
+            expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+            _check_files(root, folder, expected)
+            record = tomllib.loads(folder.read("task.toml", _MOST_BYTES).decode("utf-8"))
+            hidden = json.loads(folder.read(_HIDDEN, _MOST_BYTES)) if _HIDDEN in expected else None
     except (FileNotFoundError, NotADirectoryError) as error:
         if not root.is_dir():
             what, fix = "is a file, and a task is a folder" if root.exists() else "does not exist", _ONE
@@ -246,6 +244,21 @@ def load_task(path: str | os.PathLike[str]) -> Task:
         return Task(from_json(TaskSpec, {**record["task"], "hidden": hidden}), root, record["provenance"])
     except (KeyError, TypeError) as error:
         raise _damaged(root, f"task.toml is not a task ({error})") from error
+
+
+def _check_files(root: Path, folder: OpenFolder, expected: Mapping[str, str]) -> None:
+    """Raise TaskError unless a task's folder holds these regular files and no others, with these digests."""
+    present = set(tree_files(root)) - {_MANIFEST}
+    for name in sorted(present | expected.keys()):
+        if name not in present:
+            raise _damaged(root, f"{name} is missing")
+        if name not in expected:
+            raise TaskError(f"task {root}: {name} does not belong to it", fix=f"delete {root / name}")
+        if stat.S_ISREG((root / name).lstat().st_mode):
+            with folder.file(name) as (file, _):
+                if hashlib.file_digest(file, "sha256").hexdigest() == expected[name]:
+                    continue
+        raise _damaged(root, f"{name} was changed after the task was built")
 
 
 def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:

@@ -42,7 +42,7 @@ class ServedPolicy:
     steps: Callable[[], int]
     """Returns the number of optimizer steps that the model has taken."""
     learner: Learner | None = None
-    """Reads the model where it is shared out among processes; None where all of it is here."""
+    """Reads the model, which may be sharded; None where this process has all of it."""
 
     @property
     def version(self) -> int:
@@ -53,7 +53,7 @@ class ServedPolicy:
         return hasattr(self.model, "peft_config")
 
     def save(self, folder: Path) -> None:
-        save_policy(self.model, self.tokenizer, folder, None if self.learner is None else self.learner.shared_weights())
+        save_policy(self.model, self.tokenizer, folder, None if self.learner is None else self.learner.gathered_weights())
 
     @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> Sequence[float]:

@@ -20,7 +20,7 @@ from composer_replication.distillation import (
 from composer_replication.kernels import one_pass
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
-from composer_replication.loss.forward import compute_in
+from composer_replication.loss.forward import set_compute_dtype
 from composer_replication.types.errors import CheckpointError, ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -153,7 +153,7 @@ def test_an_average_of_adapters_teaches_as_a_model_with_them(new_lora, batch, co
     model = new_lora()
     if computed is not None:
         model = model.float()
-        compute_in(model, computed)
+        set_compute_dtype(model, computed)
     teacher = make_self_teacher("ema", model, rate=0.25)
     assert isinstance(teacher, AdapterEMATeacher)
     averaged = copy.deepcopy(model)

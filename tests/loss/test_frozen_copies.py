@@ -11,7 +11,7 @@ from torch import nn
 from composer_replication.distillation import FrozenTeacher, make_self_teacher
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
-from composer_replication.loss.forward import compute_in, evaluating, sequence_logprobs
+from composer_replication.loss.forward import evaluating, sequence_logprobs, set_compute_dtype
 
 ALL_ON: dict[str, Any] = {"alpha_sdpo": 0.5, "beta_replay": 0.3, "strict": True}
 
@@ -29,7 +29,7 @@ def bytes_of(model: nn.Module) -> int:
 @pytest.mark.parametrize("kind", ["frozen", "trust_region"])
 def test_a_rounded_copy_computes_the_same_bits_under_autocast(new_model, batch, tied, kind):
     model = new_model(tied=tied)
-    compute_in(model, torch.bfloat16)
+    set_compute_dtype(model, torch.bfloat16)
     whole, rounded = make_self_teacher(kind, model), make_self_teacher(kind, model, rounded_to=torch.bfloat16)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -48,7 +48,7 @@ def test_a_copy_in_the_machines_memory_returns_there_and_leaves_what_it_computed
     """The head's weights too, which the loss reads afterwards."""
     model = new_model()
     expected = compose_loss(model, batch, **ALL_ON, self_teacher=FrozenTeacher(model))
-    teacher = FrozenTeacher(model, on_host=True)
+    teacher = FrozenTeacher(model, on_cpu=True)
     (part,) = teacher.parts(model)
     at_home = {name: parameter.data_ptr() for name, parameter in part.model.named_parameters()}
     seen = []
@@ -67,8 +67,8 @@ def test_a_copy_in_the_machines_memory_returns_there_and_leaves_what_it_computed
 @pytest.mark.parametrize("kind", ["frozen", "ema", "trust_region"])
 def test_a_copy_has_no_gradient_no_hooks_of_precision_lost_and_moves_apart(new_model, kind):
     model = new_model()
-    compute_in(model, torch.bfloat16)
-    part = make_self_teacher(kind, model, on_host=True).parts(model)[0]
+    set_compute_dtype(model, torch.bfloat16)
+    part = make_self_teacher(kind, model, on_cpu=True).parts(model)[0]
     assert not any(parameter.requires_grad for parameter in part.model.parameters())
     shared = {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in part.model.parameters()}
     assert not shared

@@ -7,6 +7,9 @@ import textwrap
 import pytest
 
 from composer_replication.sandbox.grading.anti_tests import TwinTests, contradiction, expectations, with_twins
+from composer_replication.sandbox.grading.held_out import lay_out
+from composer_replication.types.errors import TaskError
+from composer_replication.types.held_out_checks import AntiTest
 
 HEAD = "import unittest\nimport pytest\n\n\ndef f(x):\n    if x is None:\n        raise ValueError(x)\n    return x\n\n\n"
 FUNCTIONS = {
@@ -153,3 +156,15 @@ def test_a_contradiction_is_one_line_more():
     assert contradiction(source, "test_it", 2) is None
     assert contradiction(source, "test_gone", 0) is None
     assert contradiction(b"def test_it(): assert f(1) == 1\n", "test_it", 0) is None
+
+
+@pytest.mark.parametrize("path", ["../outside.py", "link.py"])
+def test_a_file_outside_of_the_tree_is_not_read(tmp_path, path):
+    """Its name comes with the task, which may be a stranger's."""
+    (tmp_path / "outside.py").write_text("def test_x():\n    assert f(1) == 1\n")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "link.py").symlink_to(tmp_path / "outside.py")
+    test = AntiTest(test=f"{path}::test_x", expectation=0)
+    with pytest.raises(TaskError, match="is not the test file that anti-tests were made from"):
+        lay_out([test], tree, opposite_first=[True])

@@ -113,6 +113,25 @@ def test_docs_are_the_documentation_only_and_capped(task: Task) -> None:
     assert len(docs["docs/long.txt"]) == 64 << 10
 
 
+@pytest.mark.parametrize("name", ["repo/README.md", "MANIFEST.sha256", "task.toml", "hidden.json"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_pipe_or_a_link_in_the_place_of_a_file_is_refused_unread(task: Task, tmp_path: Path, name: str, kind: str) -> None:
+    """A pipe would be waited for without end, and a link read from outside of the task."""
+    path, outside = task.root / name, tmp_path / "outside"
+    outside.write_bytes(path.read_bytes())
+    path.unlink()
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(outside)
+    with pytest.raises(TaskError, match=f"{name} was changed|it cannot be read .*{name}"):
+        load_task(task.root)
+
+
+def test_a_manifest_of_any_size_is_not_read(task: Task) -> None:
+    with (task.root / "MANIFEST.sha256").open("ab") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(TaskError, match="larger than 67108864 bytes"):
+        load_task(task.root)
+
+
 @pytest.mark.parametrize("name", ["task.toml", "instruction.md", "repo/tests/test_a.py", "solution/gold.patch"])
 def test_a_changed_file_is_named(task: Task, name: str) -> None:
     with (task.root / name).open("ab") as file:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,33 +15,19 @@ import torch
 from torch import nn
 
 from composer_replication.trainer.learning.low_memory import (
-    HostAdamW,
-    RoundedAdamW,
+    OffloadedAdamW,
+    StochasticRoundingAdamW,
     stochastically_rounded,
 )
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+from small_net import net, step, values
+
 OPTIONS: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.99), "weight_decay": 0.1}
 MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "rounded": RoundedAdamW,
-    "host": HostAdamW,
+    "rounded": StochasticRoundingAdamW,
+    "host": OffloadedAdamW,
 }
-
-
-def net(dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64)).to(dtype)
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    optimizer.zero_grad()
-    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(seed)).to(next(model.parameters()).dtype)
-    model(x).float().square().mean().backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-    optimizer.step()
-
-
-def values(model: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().float().flatten() for parameter in model.parameters()])
 
 
 @pytest.mark.parametrize("kind", ["rounded", "host"])
@@ -86,7 +74,7 @@ def test_steps_too_small_for_bfloat16_add_up(kind: str) -> None:
 
 def test_what_was_trained_in_the_machines_memory_is_not_rounded() -> None:
     small, exact = net(torch.bfloat16), net().bfloat16().float()
-    host = HostAdamW(small.parameters(), **OPTIONS)
+    host = OffloadedAdamW(small.parameters(), **OPTIONS)
     plain = torch.optim.AdamW(exact.parameters(), fused=True, **OPTIONS)
     for seed in range(5):
         step(small, host, seed)

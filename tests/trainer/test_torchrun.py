@@ -93,6 +93,7 @@ def test_two_processes_killed_and_resumed_end_the_same(run_file: Path, killed: s
     assert process.returncode != 0
     both(*words, "--name", "killed", "--resume", cwd=run_file.parent)
     whole, again = (RunDir(runs / name) for name in ("whole", "killed"))
+    assert max(m.values.get("optimizer/grad_norm", 0.0) for m in whole.read_metrics()) > 0, "something was learnt"
     assert [(m.step, deterministic(m.values)) for m in whole.read_metrics()] == [
         (m.step, deterministic(m.values)) for m in again.read_metrics()
     ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,23 +17,10 @@ from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.learning.low_memory import make_8bit_adamw
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "tools"))
+from small_net import net, step, values
+
 OPTIONS = {"lr": 0.01, "betas": (0.9, 0.99), "weight_decay": 0.1}
-
-
-def net(dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64)).to(dtype)
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    optimizer.zero_grad()
-    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(seed)).to(next(model.parameters()).dtype)
-    model(x).float().square().mean().backward()
-    optimizer.step()
-
-
-def values(model: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().float().flatten() for parameter in model.parameters()])
 
 
 def test_it_is_close_to_adamw_and_a_quarter_of_its_state():

@@ -162,7 +162,7 @@ def _teacher_rows(
             rows = forward(part.model, ids, mask).rows(compared.turn, compared.teacher_at)
         else:
             rows = _after_prefix(part.model, prefix, batch, compared)
-        return rows.without_gradient()  # and with the weights of the head that the model has in this context
+        return rows.detach()  # and with the weights of the head that the model has in this context
 
 
 def _after_prefix(

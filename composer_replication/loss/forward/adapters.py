@@ -16,13 +16,14 @@ from transformers import PreTrainedModel
 
 from composer_replication.config import LoraConfig
 from composer_replication.loss.forward.modes import unwrapped
-from composer_replication.types.errors import CheckpointError, ConfigError, MissingExtraError
+from composer_replication.types.errors import CheckpointError, ConfigError, MissingExtraError, ModelError
 
 ADAPTER_FILE = "adapter_model.safetensors"
-"""What a folder has that `save_adapters` wrote."""
+"""File that `save_adapters` writes; a folder with it holds adapters."""
+_BY_PEFT = "name a folder that peft or a run with model.lora.rank wrote"
 _ADAPTER = re.compile(r"\.(lora_(?:embedding_)?[AB])(?=\.|$)")
 _SEED = 0
-"""Of the adapters' first values: every process of a run, and every replica, begins with the same."""
+"""Seeds the initial adapters, so that every process and replica of a run starts from the same ones."""
 
 
 def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> Any:
@@ -87,6 +88,17 @@ def load_policy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None
             fix="resume with the model.lora that it was saved with",
         )
     model.load_state_dict(weights, strict=False)
+
+
+def base_model_of(folder: Path) -> str:
+    """Return the path or id of the model that a folder's adapters were trained on. Raises ModelError and MissingExtraError."""
+    try:
+        named = _peft().PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"the LoRA adapters in {folder} have no readable configuration: {error}", fix=_BY_PEFT) from error
+    if not named:
+        raise ModelError(f"{folder}/adapter_config.json names no base model", fix=_BY_PEFT)
+    return str(named)
 
 
 def merge_adapters(model: PreTrainedModel, folder: Path) -> PreTrainedModel:

@@ -39,10 +39,10 @@ _NAME = re.compile(r"step_(\d{5,})")
 
 
 class Snapshot(NamedTuple):
-    """What a learner gives a checkpoint."""
+    """Contents of a checkpoint, as a learner gives them."""
 
     weights: Mapping[str, torch.Tensor] | None
-    """The policy's, where ranks share them out (FSDP2), and whole on the first rank; None where the policy has all of them."""
+    """The policy's whole weights where it is sharded (FSDP2); None where the policy itself has all of them."""
     state: Mapping[str, Any]
     """Everything else."""
 

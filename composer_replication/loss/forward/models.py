@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -20,12 +19,13 @@ from composer_replication.config.model import Precision
 from composer_replication.loss.forward.adapters import (
     ADAPTER_FILE,
     add_adapters,
+    base_model_of,
     has_adapters,
     merge_adapters,
     read_adapters,
     save_adapters,
 )
-from composer_replication.loss.forward.modes import compile_blocks, compute_in
+from composer_replication.loss.forward.modes import compile_blocks, set_compute_dtype
 from composer_replication.types.errors import ConfigError, ModelError
 
 # How a damaged config.json surfaces inside transformers: TypeError and AttributeError (not an object), ZeroDivisionError (no
@@ -89,7 +89,7 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
             "checkpoint would not say what those stand on",
             fix=f"write the merged model with `composer weights merge {config.path} FOLDER`, and set model.path to FOLDER",
         )
-    source = _beneath(Path(config.path)) if adapted else config.path
+    source = base_model_of(Path(config.path)) if adapted else config.path
     options = {} if config.attention == "auto" else {"attn_implementation": config.attention}
     model, tokenizer = load_model(
         config.model_copy(update={"path": source}), AutoModelForCausalLM, **options, dtype=weights_dtype(config)
@@ -100,7 +100,7 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
     if config.lora.rank:
         model = add_adapters(model, config.lora)
     if resolve_precision(config) != "float32":
-        compute_in(model, torch.bfloat16)
+        set_compute_dtype(model, torch.bfloat16)
     if config.compile:
         compile_blocks(model)
     return model, tokenizer
@@ -118,7 +118,7 @@ def load_model(
         ModelError: it cannot be loaded, or its tokenizer has no chat template or EOS token.
     """
     device = resolve_device(config.device)
-    onto = {} if device.type == "cpu" else {"device_map": {"": device}}  # never whole in the machine's memory
+    onto = {} if device.type == "cpu" else {"device_map": {"": device}}  # straight to the device: CPU memory may be smaller
     try:
         with _loading(config.path):
             tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
@@ -175,18 +175,6 @@ def _fit_for_chat(tokenizer: Any, path: str) -> Any:
     return tokenizer
 
 
-def _beneath(folder: Path) -> str:
-    """Return the model that a folder's adapters were trained on. Raises ModelError where it is not said."""
-    config = folder / "adapter_config.json"
-    try:
-        named = json.loads(config.read_text())["base_model_name_or_path"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(
-            f"{config} does not name the model that the adapters were trained on", fix="give a folder that peft wrote"
-        ) from error
-    return str(named)
-
-
 def _refuse_incomplete(folder: Path) -> None:
     """Reject an incomplete model folder with a clear message; transformers' own is hard to read."""
     for names, what in ((("config.json",), "model"), (("tokenizer.json", "tokenizer_config.json"), "tokenizer")):
@@ -210,7 +198,7 @@ def save_policy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, weights: Mapping[str, torch.Tensor] | None = None
 ) -> None:
     """Write model and tokenizer as `load_policy` and transformers read them; with `weights` instead of the model's own where
-    those are shared out among processes. Of a model with adapters only they are written."""
+    those are sharded. Of a model with adapters only the adapters are written."""
     with no_progress_bars():
         if has_adapters(model):
             save_adapters(model, folder, weights)

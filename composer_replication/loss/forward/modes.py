@@ -71,13 +71,13 @@ def sharded_units(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
+def set_compute_dtype(model: nn.Module, dtype: torch.dtype) -> None:
     """Let `computing` multiply `model`'s matrices in `dtype`, and those of copies that are made of it from now on."""
     unwrapped(model).__dict__[_COMPUTE_DTYPE] = dtype
 
 
 def compute_dtype(model: nn.Module) -> torch.dtype | None:
-    """Return the type that `compute_in` has given `model`; None where it computes in the type of its weights."""
+    """Return the type that `set_compute_dtype` has given `model`; None where it computes in the type of its weights."""
     found: torch.dtype | None = unwrapped(model).__dict__.get(_COMPUTE_DTYPE)
     return found
 
@@ -115,8 +115,8 @@ def update_mode(model: nn.Module) -> None:
 
 
 def enable_checkpointing(model: nn.Module) -> None:
-    """Let `update_mode` switch on gradient checkpointing. Layers keep their cache under it, where transformers can: a cache that
-    only notes or lends keys and values, as those of shared prefixes do, may be told the same twice.
+    """Let `update_mode` switch on gradient checkpointing. Where transformers can, checkpointed layers still get their cache: the
+    caches of shared prefixes stay correct when the backward pass updates them a second time.
 
     Raises ModelError where the model has none.
     """

@@ -60,7 +60,7 @@ class FusedRows:
         """Return every n-th row."""
         return FusedRows(self.hidden[::n], self.head)
 
-    def without_gradient(self) -> FusedRows:
+    def detach(self) -> FusedRows:
         """Return the same rows, which keep the present weights of the head."""
         bias = None if self.head.bias is None else self.head.bias.detach()
         return FusedRows(self.hidden.detach(), replace(self.head, weight=self.head.weight.detach(), bias=bias))
@@ -91,7 +91,7 @@ class PlainRows:
     def every(self, n: int) -> PlainRows:
         return PlainRows(self.values[::n])
 
-    def without_gradient(self) -> PlainRows:
+    def detach(self) -> PlainRows:
         return PlainRows(self.values.detach())
 
 

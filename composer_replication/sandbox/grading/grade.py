@@ -6,11 +6,12 @@ comparison of what pytest decides with, before and after. The code shares that i
 for this grader can forge all of it: find the recorder through frames or the garbage collector, tell the copies apart by their
 code, and report what is hoped for.
 
-In another sandbox, after that: held-out programs, steps over the project's objects that the tests take, with arguments and orders
-that they do not use. What each step gives leaves the sandbox and is compared by the host with what the gold code gives, which no
-sandbox ever sees. To pass, code has to know the answer to a question it has not seen; what is not excluded is work that is right
-on these inputs and wrong on others. A task whose programs a trivial body satisfies, or that has none, is forgeable
-(`composer tasks list` says which are), and only there a forged verdict pays.
+In another sandbox, after that: held-out programs, steps over the project's objects that the tests take, with arguments and
+orders that they do not use. What each step gives leaves the sandbox and is compared by the host with what the gold code gives,
+which no sandbox ever sees. Where the programs ask what no test asks, code has to know the answer to a question it has not seen.
+What is not excluded is work that is right on these inputs and wrong on others, such as a constant or a table of the tests'
+answers. A task whose programs a trivial body satisfies, or that has none, is forgeable (`composer tasks list` says which are),
+and only there a forged verdict pays.
 
 Beside the verdict, and without influence on it, the tripwire notes what the work does that the gold code does not need
 (`tripwire`).

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.grading.anti_tests import TwinTests, with_twins
 from composer_replication.types import Outcome
 from composer_replication.types.errors import TaskError
 from composer_replication.types.held_out_checks import AntiTest
+
+_TEST_FILE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ def lay_out(tests: Sequence[AntiTest], pristine: Path, *, opposite_first: Sequen
             )
             ids[test] = (f"{name}::{scope}{separator}{same}", f"{name}::{scope}{separator}{opposite}")
         try:
-            files[name] = with_twins((pristine / path).read_bytes(), twins)
+            with OpenFolder(pristine.resolve()) as tree:  # the path is the task's, which may be a stranger's
+                files[name] = with_twins(tree.read(path, _TEST_FILE_BYTES), twins)
         except (OSError, SyntaxError, KeyError, IndexError) as error:
             raise TaskError(f"{path} is not the test file that anti-tests were made from", fix="build the task again") from error
     return HiddenTests(files, tuple(ids[test] for test in tests))

@@ -15,28 +15,28 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
-PATIENCE = timedelta(days=365)
-"""How long a process waits for another: a step's rollouts take as long as they take, and a launcher ends all when one dies."""
+TIMEOUT = timedelta(days=1)
+"""Longest wait of one process for another. Followers wait while the first process rolls out a step."""
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class Led(Protocol):
-    """An object that followers have, too."""
+class HasFollowers(Protocol):
+    """An object of which every follower has its own."""
 
     followers: Followers | None
     sharded: bool
 
 
-_Owner = TypeVar("_Owner", bound=Led)
+_Owner = TypeVar("_Owner", bound=HasFollowers)
 
 
 class Followers:
-    """The channel from the first process to the others. Every process opens it at the same time, once torch.distributed knows
-    them."""
+    """The channel from the first process to the others. Every process opens it at the same time, after
+    `torch.distributed.init_process_group`."""
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
 
     def tell(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Have every follower call a method of its object."""
@@ -59,20 +59,22 @@ class Followers:
         return found
 
 
-def together(method: Callable[Concatenate[_Owner, _P], _R]) -> Callable[Concatenate[_Owner, _P], _R]:
-    """Make a method one that followers carry out as well: the object that has them tells them first."""
-    return _led(method, lambda _owner: True)
+def on_all_ranks(method: Callable[Concatenate[_Owner, _P], _R]) -> Callable[Concatenate[_Owner, _P], _R]:
+    """Make followers call the decorated method, too. The object that has followers tells them first."""
+    return _broadcast(method, lambda _owner: True)
 
 
-def reading(method: Callable[Concatenate[_Owner, _P], _R]) -> Callable[Concatenate[_Owner, _P], _R]:
-    """Make a method that only reads weights one that followers carry out as well where weights are sharded among all of them."""
-    return _led(method, lambda owner: owner.sharded)
+def on_all_ranks_if_sharded(method: Callable[Concatenate[_Owner, _P], _R]) -> Callable[Concatenate[_Owner, _P], _R]:
+    """Make followers call the decorated method, too, if the weights that it reads are sharded among all processes."""
+    return _broadcast(method, lambda owner: owner.sharded)
 
 
-def _led(method: Callable[Concatenate[_Owner, _P], _R], needed: Callable[[Led], bool]) -> Callable[Concatenate[_Owner, _P], _R]:
+def _broadcast(
+    method: Callable[Concatenate[_Owner, _P], _R], needed: Callable[[HasFollowers], bool]
+) -> Callable[Concatenate[_Owner, _P], _R]:
     @wraps(method)
     def call(self: _Owner, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        followers, self.followers = self.followers, None  # what it calls itself, they call themselves
+        followers, self.followers = self.followers, None  # the calls that this one makes, followers make by themselves
         try:
             if followers is not None and needed(self):
                 followers.tell(method.__name__, *args, **kwargs)
@@ -93,7 +95,7 @@ def is_follower() -> bool:
     return launched_processes() > 1 and int(os.environ.get("RANK", "0")) > 0
 
 
-def leave_processes() -> None:
+def leave_process_group() -> None:
     """End this process's part in torch.distributed, if it has one.
 
     A thread of it that still runs when the interpreter ends can abort the process.

@@ -42,7 +42,7 @@ from composer_replication.loss.forward.model_checkpoint import Snapshot, load_ch
 from composer_replication.loss.metrics import merge_metrics, merge_updates
 from composer_replication.loss.micro_batches import mini_batches, passes, positions_and_tokens, split, without_idle_rows
 from composer_replication.policy_gradient import EntropyControl, kl_k1_penalty
-from composer_replication.trainer.learning.followers import PATIENCE, Followers, reading, together
+from composer_replication.trainer.learning.followers import TIMEOUT, Followers, on_all_ranks, on_all_ranks_if_sharded
 from composer_replication.trainer.learning.gradient import clip_gradient
 from composer_replication.trainer.learning.memory import forget_peak, peak_gib
 from composer_replication.trainer.learning.optimizers import make_optimizer, rate_share
@@ -57,7 +57,7 @@ class Learner:
     """Everything that the optimizer touches: policy, optimizer, warm-up, self-teacher, TAID clock and the policy version.
 
     Args:
-        sharded: several processes share the weights out among themselves (FSDP2); otherwise each has all of them (DDP). The
+        sharded: the weights are sharded among several processes (FSDP2); otherwise each has all of them (DDP). The
             self-teacher and the reference are whole in each. One process alone shards nothing.
     """
 
@@ -73,12 +73,12 @@ class Learner:
         self.accelerator = Accelerator(
             cpu=on_cpu,
             mixed_precision="no",  # the model knows how precisely it computes
-            kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=TIMEOUT)],
         )
         model.to(self.accelerator.device)  # before copies of it are made: each process has its device
         self.sharded = sharded and self.accelerator.num_processes > 1
         hint = config.loss.hint
-        copied: dict[str, Any] = {"rounded_to": compute_dtype(model), "on_host": config.model.frozen_copies == "cpu"}
+        copied: dict[str, Any] = {"rounded_to": compute_dtype(model), "on_cpu": config.model.frozen_copies == "cpu"}
         self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate, **copied) if hint.weight > 0 else None
         self.reference: SelfTeacher | None = None
         if config.loss.rlvr.kl_beta > 0 or config.reward.kl_weight > 0:
@@ -123,13 +123,13 @@ class Learner:
         """The model without wrappers."""
         return self.accelerator.unwrap_model(self.model)
 
-    @reading
+    @on_all_ranks_if_sharded
     def fallbacks(self) -> Mapping[str, str]:
         """Return the slow paths that this policy has to take in an update, and why."""
         update_mode(self.policy)
         return fallbacks(self.policy)
 
-    @together
+    @on_all_ranks
     def update(self, batch: Batch) -> StepResult:
         """Learn from a whole batch; micro-batches add up to the gradient of a batch at once."""
         began = time.monotonic()
@@ -220,24 +220,24 @@ class Learner:
             metrics["rlvr/entropy/bonus"] = self.entropy.applied
             self.entropy.update(metrics["rlvr/entropy/mean"])
 
-    @reading
+    @on_all_ranks_if_sharded
     def with_reference_logprobs(self, pairs: Sequence[Pair]) -> list[Pair]:
         """Score as `PolicyScorer.with_reference_logprobs`."""
         return PolicyScorer(self.policy, self.pair_logprobs).with_reference_logprobs(pairs)
 
-    @reading
+    @on_all_ranks_if_sharded
     def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
         """Read as `PolicyScorer.action_entropies`."""
         return PolicyScorer(self.policy, self.pair_logprobs).action_entropies(trajectories)
 
-    @reading
+    @on_all_ranks_if_sharded
     def logprobs(self, ids: Tensor, wanted: Tensor) -> Tensor:
         """Return log-probs [B, T] of the `wanted` tokens of `ids` [B, T] under the present policy, at temperature 1."""
         device = self.accelerator.device
         with evaluating(self.policy):
             return sequence_logprobs(self.policy, ids.to(device), None, wanted.to(device))
 
-    @reading
+    @on_all_ranks_if_sharded
     def teacher_logprobs(self, ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
         """Return the sums [B] of the log-probs of the `wanted` tokens of `ids` [B, T] under the self-teacher, in float64 on the
         CPU. For a self-teacher made of several models it is their mean, weighted by their shares."""
@@ -249,17 +249,17 @@ class Learner:
                 total += part.share * sequence_logprobs(part.model, ids, mask, wanted).double().sum(-1).cpu()
         return total
 
-    @together
+    @on_all_ranks
     def snapshot(self) -> Snapshot:
         """Return what a checkpoint holds."""
-        return Snapshot(self.shared_weights(), self.state_dict())
+        return Snapshot(self.gathered_weights(), self.state_dict())
 
-    @reading
-    def shared_weights(self) -> Mapping[str, Tensor] | None:
-        """Return the policy's whole weights on the first rank where ranks share them out; None where each has all of them."""
+    @on_all_ranks_if_sharded
+    def gathered_weights(self) -> Mapping[str, Tensor] | None:
+        """Return the policy's whole weights on the first rank where it is sharded; None where each rank has all of them."""
         return whole_weights(self.policy) if self.sharded else None
 
-    @together
+    @on_all_ranks
     def restore(self, folder: Path) -> None:
         """Go back to the checkpoint in a folder that every process sees."""
         load_checkpoint(folder, self)
@@ -361,7 +361,7 @@ class Learner:
         with evaluating(self.policy):
             return sequence_logprobs(self.policy, *rows, self.config.rollout.temperature)
 
-    @reading
+    @on_all_ranks_if_sharded
     def kl_to_reference(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Return the k1 estimate, in nats, of each trajectory's KL(policy that sampled it || reference).
 

@@ -1,51 +1,29 @@
-"""AdamW for little memory: weights in bfloat16 with stochastic rounding, state in the machine's memory, moments in 8 bits."""
+"""AdamW for little memory: bfloat16 weights with stochastic rounding, state in CPU memory, 8-bit moments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from composer_replication.trainer.learning.step import StepOptimizer
 from composer_replication.types.errors import MissingExtraError
 
-_APART = 1_000_003
-"""Between the seeds of two steps."""
+_SEED_STRIDE = 1_000_003
+"""Difference between the seeds of two steps: more than a model has parameter tensors."""
 
 
-class _OneStep(torch.optim.Optimizer):
-    """An optimizer whose step is `_step`."""
+class StochasticRoundingAdamW(StepOptimizer):
+    """AdamW for bfloat16 weights. It computes in float32, and rounds each new weight to one of its two neighbours at random, so
+    that the expected value is exact (stochastic rounding, arXiv:2010.06192). Steps too small for bfloat16 therefore add up.
+    Weights of other types are updated exactly.
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._step()
-        return loss
-
-    def _step(self) -> None:
-        raise NotImplementedError
-
-
-class RoundedAdamW(_OneStep):
-    """AdamW over bfloat16 weights: moments and arithmetic are float32, and each new weight is rounded up or down at random, in
-    proportion to how near it is (stochastic rounding, arXiv:2010.06192). Its mean is the exact weight, so that steps smaller than
-    bfloat16 can hold add up. Weights of other types are stepped exactly.
-
-    Random numbers depend on the step and on the place of a weight alone: processes with the same weights keep them so, and
-    a resumed run draws the same.
+    The random numbers depend only on the step and on the position of the weight, so that processes that hold the same weights
+    keep them equal, and a resumed run draws the same numbers.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
@@ -65,7 +43,7 @@ class RoundedAdamW(_OneStep):
         mine = _local(parameter.detach())  # each number is stepped apart from the others: a rank steps its share
         weight = mine.float()
         _adamw(weight, _local(_gradient(parameter)).float(), {name: _local(value) for name, value in state.items()}, group)
-        seed = int(state["step"]) * _APART + place
+        seed = int(state["step"]) * _SEED_STRIDE + place
         mine.copy_(stochastically_rounded(weight, seed) if mine.dtype == torch.bfloat16 else weight)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -79,23 +57,23 @@ class RoundedAdamW(_OneStep):
                 self.state[parameter] = {"step": saved["step"].cpu(), **on_device}
 
 
-class HostAdamW(_OneStep):
-    """AdamW whose moments, and float32 copies of the weights, are in the machine's memory, where it also steps: of ZeRO-Offload
-    (arXiv:2101.06840) the part that one device needs.
+class OffloadedAdamW(StepOptimizer):
+    """AdamW that keeps its moments and float32 copies of the weights in CPU memory, and steps there: the part of ZeRO-Offload
+    (arXiv:2101.06840) that a single device needs.
 
-    Gradients travel there as they are when `step` is called, so that clipping counts, and the weights back, rounded to their own
-    type. What has been trained is the copies: rounding does not add up.
+    `step` copies the clipped gradients to the CPU, updates the float32 copies, and copies them back in the weights' own type.
+    Rounding errors therefore do not accumulate.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": 1e-8})
-        self._exact = {parameter: _on_host(parameter.detach()) for parameter in self._parameters()}
+        self._exact = {parameter: _on_cpu(parameter.detach()) for parameter in self._parameters()}
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _step(self) -> None:
-        sent = {p: _on_host(_gradient(p)) for p in self._parameters() if p.grad is not None}
+        sent = {p: _on_cpu(_gradient(p)) for p in self._parameters() if p.grad is not None}
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         for group in self.param_groups:
@@ -111,7 +89,7 @@ class HostAdamW(_OneStep):
         return {**super().state_dict(), "exact": list(self._exact.values())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; the state stays in the machine's memory."""
+        """Restore what `state_dict` returned; the state stays in CPU memory."""
         super().load_state_dict({"param_groups": state_dict["param_groups"], "state": {}})
         for number, (parameter, exact) in enumerate(self._exact.items()):
             exact.copy_(state_dict["exact"][number])
@@ -122,7 +100,7 @@ class HostAdamW(_OneStep):
 
 
 def make_8bit_adamw(params: Iterable[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float) -> Any:
-    """Return torchao's AdamW with moments of 8 bits, which rounds bfloat16 weights stochastically. On a CPU it is not compiled.
+    """Return torchao's AdamW with 8-bit moments, which rounds bfloat16 weights stochastically. It is not compiled on a CPU.
 
     Raises MissingExtraError.
     """
@@ -138,19 +116,19 @@ def make_8bit_adamw(params: Iterable[nn.Parameter], *, lr: float, betas: tuple[f
             cpu = self.param_groups[0]["params"][0].device.type == "cpu"
             with (
                 torch.compiler.set_stance("force_eager" if cpu else "default"),
-                _own_generator(self.param_groups[0]["params"][0], self._steps()),
+                _seeded(self.param_groups[0]["params"][0], self._steps()),
             ):
                 return super().step(closure)
 
         def _steps(self) -> int:
-            """Return how many it has taken. It rounds by torch's generator, and processes with the same weights must agree."""
+            """Return the number of steps taken: the seed of torchao's rounding, equal on all processes."""
             return int(max((state["step"] for state in self.state.values() if state), default=0))
 
     return EagerOnCpu(list(params), lr=lr, betas=betas, weight_decay=weight_decay, bf16_stochastic_round=True)
 
 
 @contextmanager
-def _own_generator(parameter: Tensor, seed: int) -> Iterator[None]:
+def _seeded(parameter: Tensor, seed: int) -> Iterator[None]:
     """Seed torch's generator on a parameter's device inside, and give it its state back."""
     with torch.random.fork_rng([parameter.device] if parameter.is_cuda else []):
         torch.manual_seed(seed)
@@ -202,7 +180,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
     return parameter.grad
 
 
-def _on_host(tensor: Tensor) -> Tensor:
-    """Return a float32 copy in the machine's memory, page-locked where a GPU copies to it."""
+def _on_cpu(tensor: Tensor) -> Tensor:
+    """Return a float32 copy in CPU memory, pinned if the tensor is on a GPU."""
     host = torch.empty(tensor.shape, dtype=torch.float32, pin_memory=tensor.is_cuda)
     return host.copy_(tensor, non_blocking=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from composer_replication.diloco.fragments import blocks_of
+from composer_replication.trainer.learning.step import StepOptimizer
 from composer_replication.types.errors import ConfigError
 
 
-class MuonWithAdamW(torch.optim.Optimizer):
+class MuonWithAdamW(StepOptimizer):
     """`torch.optim.Muon` and `torch.optim.AdamW` as one optimizer: one step, one state dict, one place for hooks and schedules.
 
     Args:
@@ -42,22 +42,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         super().__init__([group for part in self._parts for group in part.param_groups], {})
         self._share()
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step of both."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _step(self) -> None:
         for part in self._parts:
             part.step()
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from composer_replication.config import OptimizerConfig, RunConfig
-from composer_replication.trainer.learning.low_memory import HostAdamW, RoundedAdamW, make_8bit_adamw
+from composer_replication.trainer.learning.low_memory import OffloadedAdamW, StochasticRoundingAdamW, make_8bit_adamw
 from composer_replication.trainer.learning.muon import make_muon
 
 
@@ -27,9 +27,9 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> tuple[torch.optim.Opt
     elif options.moments == "8bit":
         optimizer = make_8bit_adamw(trained, **chosen)
     elif options.offload:
-        optimizer = HostAdamW(trained, **chosen)
+        optimizer = OffloadedAdamW(trained, **chosen)
     elif any(parameter.dtype == torch.bfloat16 for parameter in trained):
-        optimizer = RoundedAdamW(trained, **chosen)
+        optimizer = StochasticRoundingAdamW(trained, **chosen)
     else:
         fused = True if trained[0].is_cuda else None  # torch's own choice there makes a copy of all weights in each step
         optimizer = torch.optim.AdamW(trained, fused=fused, **chosen)
