@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import signal
@@ -70,7 +71,12 @@ def action(message):
 
 
 def children(pid):
-    return sorted(child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split())
+    """Return the ids of a process's children; a thread of it may end meanwhile."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += path.read_text().split()
+    return sorted(found)
 
 
 def test_a_session_from_reset_to_reward(server, tasks):
