@@ -3,8 +3,9 @@ honest work get on them.
 
 Each package is built twice with the same options: with this code, and with that of `--before COMMIT`, whose CPU-seconds a task
 are the yardstick. Then, by the real grader: the universal forger (`tests/attack/forger.py`) with 12 bodies of one line that no
-build tries and once with answers from the steps, on every task that is not forgeable; the gold code of each; and honest variants
-of the gold code of the first tasks. CPU time is that of everything (`tasks.clock`). Figures are kept in `--write`, and a package
+build tries and once with answers from the steps, on every task that is not forgeable; constants and tables of the answers to the
+visible tests' calls (`tests/attack/learners.py`), with a default for other calls; the gold code of each; and honest variants of
+the gold code of the first tasks. CPU time is that of everything (`tasks.clock`). Figures are kept in `--write`, and a package
 that is there already is not measured again. The last line is JSON.
 """
 
@@ -29,13 +30,16 @@ from honest_variants import honest_variants
 from measuring import emit
 from tasks import Clock, clock
 
-from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox import Limits, Tree, open_sandbox
 from composer_replication.sandbox.grading.grade import grade
+from composer_replication.sandbox.grading.programs import wrong_programs
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.tasks import BuildOptions, Task, build_tasks, load_tasks
 from composer_replication.types import GradeReport, Unscored
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "attack"))
 from forger import forged
+from learners import learnt
 
 ROOT = Path(__file__).parents[1]
 
@@ -90,6 +94,28 @@ def attacked(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
     return {"forgeries": len(attempts), "past_tests": past_tests, "rewarded": rewarded}
 
 
+def learnt_by_heart(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
+    """Try answers by heart on every task of one function: on its programs, and where these are satisfied, by the whole grader."""
+    sandbox = open_sandbox()
+
+    def tried(task: Task) -> tuple[int, list[str]]:
+        limits = Limits(wall_s=task.spec.test_timeout_s, cpu_s=task.spec.test_timeout_s)
+        runner = CodeRunner(sandbox=sandbox, python=python, python_path=task.spec.python_path, limits=limits)
+        attempts = list(learnt(task, python, sandbox))
+        past = [
+            (name, workspace)
+            for name, workspace in attempts
+            if not wrong_programs(runner, Tree(base=task.repo, changes=workspace), task.spec.hidden.programs)[0]
+        ]
+        return len(attempts), [name for name, workspace in past if graded(task, workspace, python).reward == 1.0]
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        results = list(threads.map(tried, tasks))
+    rewarded = [f"{task.spec.task_id}: {name}" for task, (_, names) in zip(tasks, results, strict=True) for name in names]
+    counts = [count for count, _ in results]
+    return {"tasks": sum(count > 0 for count in counts), "tried": sum(counts), "rewarded": rewarded}
+
+
 def honest(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
     """Grade the gold code of every task, and other ways to write that of the first."""
     refused, alarms, variants = [], [], 0
@@ -127,7 +153,8 @@ def built(package: str, folder: Path, before: Path | None, now: Clock) -> dict[s
     tasks = load_tasks(folder / name / "now")
     strong = [task for task in tasks if not task.spec.forgeable]
     weak = Counter(task.spec.hidden.weakness.partition(":")[0] for task in tasks if task.spec.forgeable)
-    bodies = [task.spec.hidden.weakness for task in tasks if task.spec.hidden.weakness.startswith("a trivial body")]
+    passing = ("a trivial body", "the tests' answers")
+    bodies = [task.spec.hidden.weakness for task in tasks if task.spec.hidden.weakness.startswith(passing)]
     result: dict[str, Any] = {
         "tasks": len(tasks),
         "strong": len(strong),
@@ -147,19 +174,22 @@ def judged(package: str, folder: Path, python: Path) -> dict[str, Any]:
     """Try forgeries and honest work on the tasks that training takes by default."""
     tasks = load_tasks(folder / name_of(package) / "now")
     strong = [task for task in tasks if not task.spec.forgeable]
-    return {**attacked(strong, python), **{f"honest_{name}": value for name, value in honest(strong, python).items()}}
+    by_heart = {f"by_heart_{name}": value for name, value in learnt_by_heart(strong, python).items()}
+    return {**attacked(strong, python), **by_heart, **{f"honest_{name}": value for name, value in honest(strong, python).items()}}
 
 
 def summary(results: Mapping[str, Any]) -> dict[str, Any]:
     found = [result for result in results.values() if "rewarded" in result]
     shares, ratios = ([result[key] for result in found if key in result] for key in ("share", "cpu_ratio"))
     totals = {
-        key: sum(result[key] for result in found) for key in ("tasks", "strong", "forgeries", "past_tests", "honest_variants")
+        key: sum(result[key] for result in found)
+        for key in ("tasks", "strong", "forgeries", "past_tests", "by_heart_tried", "honest_variants")
     }
-    lists = {key: sum(len(result[key]) for result in found) for key in ("rewarded", "honest_refused", "honest_alarms")}
+    kinds = ("rewarded", "by_heart_rewarded", "honest_refused", "honest_alarms")
+    lists = {key: sum(len(result[key]) for result in found) for key in kinds}
     share = statistics.median(shares or [0.0])
     ratio = statistics.median(ratios) if ratios else None
-    held = not lists["rewarded"] and not lists["honest_refused"] and not lists["honest_alarms"]
+    held = not any(lists.values())
     passed = held and share >= AIM_SHARE and (ratio is None or ratio <= AIM_CPU)
     return {"packages": len(found), "median_share": share, "median_cpu_ratio": ratio, **totals, **lists, "passed": passed}
 

@@ -251,9 +251,14 @@ def _hidden(task: Task) -> str:
     if task.spec.impossible:
         return "none: the task is impossible, and passing it an alarm"
     hidden = task.spec.hidden
-    new = sum(not program.seen for program in hidden.programs)
-    strength = f"forgeable: {hidden.weakness}" if task.spec.forgeable else "every trivial body fails"
-    return f"{len(hidden.programs)} held-out programs ({new} that no test runs), {len(hidden.anti_tests)} anti-tests; {strength}"
+    new = sum(program.new_calls > 0 for program in hidden.programs)
+    strength = (
+        f"forgeable: {hidden.weakness}"
+        if task.spec.forgeable
+        else "every trivial body fails, also behind the tests' answers by heart"
+    )
+    programs = f"{len(hidden.programs)} held-out programs, {new} of them with calls that no test makes"
+    return f"{programs}; {len(hidden.anti_tests)} anti-tests; {strength}"
 
 
 class _Display(Progress):

@@ -27,10 +27,11 @@ from composer_replication.languages.python.delete import body_of, unified_diff
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.tasks.files import copy_tree, solved_tree, storage_errors, tree_files, write_files
-from composer_replication.types import TaskSpec, from_json, to_json
+from composer_replication.tasks.spec import spec_of
+from composer_replication.types import TaskSpec, to_json
 from composer_replication.types.errors import TaskError
 
-_SCHEMA = 4
+_SCHEMA = 5
 _MANIFEST = "MANIFEST.sha256"
 _HIDDEN = "hidden.json"
 _ASIDE = ".old"
@@ -241,8 +242,8 @@ def load_task(path: str | os.PathLike[str]) -> Task:
             f"task {root} has schema version {record.get('schema_version')}; this release reads {_SCHEMA}", fix="build it again"
         )
     try:
-        return Task(from_json(TaskSpec, {**record["task"], "hidden": hidden}), root, record["provenance"])
-    except (KeyError, TypeError) as error:
+        return Task(spec_of({**record["task"], "hidden": hidden}), root, record["provenance"])
+    except (KeyError, TypeError, ValueError) as error:
         raise _damaged(root, f"task.toml is not a task ({error})") from error
 
 

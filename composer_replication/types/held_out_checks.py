@@ -16,8 +16,8 @@ class HeldOutProgram:
     compared."""
     uses: str
     """Key (`path::qualname`) of the deleted function for which it was chosen."""
-    seen: bool
-    """A test does these very steps. Otherwise an argument or a step is another one."""
+    new_calls: int
+    """Calls of that function that it makes and no recorded test does; 0 for the steps of a test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

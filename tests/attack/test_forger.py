@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from classes import forged_methods
 from forger import forged
+from learners import learnt
 from one_line_bodies import BODIES, filled
 from suite import LIMITS, PYTHON, with_anti_tests, without_hidden_checks
 
@@ -19,15 +20,27 @@ from composer_replication.sandbox.grading.grade import grade
 def test_the_forger_is_rewarded_by_tests_and_anti_tests_and_never_here(task, sandbox):
     tried = 0
     for name, workspace in forged(task):
-
-        def reward(spec, workspace=workspace):
-            return grade(spec, task.repo, workspace, sandbox=sandbox, python=PYTHON, limits=LIMITS).reward
-
-        assert reward(without_hidden_checks(task)) == 1.0, name
-        assert reward(with_anti_tests(task)) == 1.0, name
-        assert reward(task.spec) == 0.0, name
+        assert reward(without_hidden_checks(task), task, workspace, sandbox) == 1.0, name
+        assert reward(with_anti_tests(task), task, workspace, sandbox) == 1.0, name
+        assert reward(task.spec, task, workspace, sandbox) == 0.0, name
         tried += 1
     assert tried == 13
+
+
+@pytest.mark.slow
+def test_answers_by_heart_are_never_enough(task, methods, sandbox):
+    tried = {}
+    for name, one in {"discounted": task, **methods}.items():
+        for learner, workspace in learnt(one, PYTHON, sandbox):
+            assert reward(without_hidden_checks(one), one, workspace, sandbox) == 1.0, (name, learner)
+            assert reward(one.spec, one, workspace, sandbox) == 0.0, (name, learner)
+            tried.setdefault(name, []).append(learner)
+    assert len(tried) >= 4, tried
+    assert all(any("table" in learner for learner in learners) for learners in tried.values())
+
+
+def reward(spec, task, workspace, sandbox):
+    return grade(spec, task.repo, workspace, sandbox=sandbox, python=PYTHON, limits=LIMITS).reward
 
 
 def test_no_build_tries_the_bodies_of_the_forger():

@@ -79,7 +79,7 @@ def test_an_answer_is_what_the_gold_code_did_and_nothing_besides(tmp_path, runne
     answers = [found["answers"] for found in examine_programs(runner, Tree(base=tmp_path), steps)]
     assert answers == [[["returns", None]], [["raises", BASES]]]
     programs = [
-        HeldOutProgram(steps=json.dumps(program), expected=json.dumps(answer), uses="m.py::check", seen=False)
+        HeldOutProgram(steps=json.dumps(program), expected=json.dumps(answer), uses="m.py::check", new_calls=1)
         for program, answer in zip(steps, answers, strict=True)
     ]
     code, wrong = OTHERS[name]
@@ -89,7 +89,7 @@ def test_an_answer_is_what_the_gold_code_did_and_nothing_besides(tmp_path, runne
 def test_texts_that_run_behind_each_other_define_no_name_twice():
     """They share one namespace in the sandbox: a constant of one must not take the place of another's."""
     shared = ("literals", "steps/operators", "steps/shipping")
-    for last in (("steps/entered", "steps/recorder"), ("steps/replay", "steps/body_trials", "steps/driver")):
+    for last in (("steps/entered", "steps/recorder"), ("steps/calls", "steps/replay", "steps/body_trials", "steps/driver")):
         seen: dict[str, str] = {}
         for module in (*shared, *last):
             for node in ast.parse((GRADING / f"{module}.py").read_text()).body:
@@ -281,8 +281,8 @@ def recorded(tmp_path_factory):
     tree = Tree(base=root, changes={"test_stack.py": instrument(SUITE).encode()})
     run, recording = record_steps(runner, tree, sources=["stack.py"])
     assert run.passed, run.failures
-    programs = programs_of(recording, set(run.outcomes))
-    found = examine_programs(runner, Tree(base=root), [program.steps for program in programs], hash_seed=3)
+    programs, _ = programs_of(recording, set(run.outcomes))
+    found = examine_programs(runner, Tree(base=root), [program.steps for program in programs], watch="lines", hash_seed=3)
     return root, programs, found
 
 
@@ -330,7 +330,7 @@ def trial(source: str, name: str, text: str, numbers: list[int], most: int = 99,
 @pytest.fixture(scope="module")
 def known(recorded):
     _, programs, found = recorded
-    numbers = [number for number, seen in enumerate(found) if ["stack.py", "Stack.push"] in seen["entered"]]
+    numbers = [number for number, seen in enumerate(found) if "stack.py::Stack.push" in seen["calls"]]
     assert len(numbers) > 3
     return [Known(program.steps, seen["answers"]) for program, seen in zip(programs, found, strict=True)], numbers
 
@@ -431,7 +431,7 @@ def test_what_tests_look_at_in_an_exception_is_looked_at(tmp_path, runner):
     tree = Tree(base=tmp_path, changes={"test_shop.py": instrument(EXPECTING).encode()})
     run, recording = record_steps(runner, tree, sources=["shop.py"])
     assert run.passed, run.failures
-    programs = {p.test.partition("::")[2]: p.steps for p in programs_of(recording, set(run.outcomes))}
+    programs = {p.test.partition("::")[2]: p.steps for p in programs_of(recording, set(run.outcomes))[0]}
     examined = dict(zip(programs, examine_programs(runner, Tree(base=tmp_path), list(programs.values())), strict=True))
     answers = {test: [a[1] for a in seen["answers"] if a[0] == "returns"] for test, seen in examined.items()}
     assert answers == {
@@ -442,7 +442,7 @@ def test_what_tests_look_at_in_an_exception_is_looked_at(tmp_path, runner):
     }
     other = Tree(base=tmp_path, changes={"shop.py": RAISING.replace("no {code}", "{code}").encode()})
     held = [
-        HeldOutProgram(steps=json.dumps(steps), expected=json.dumps(examined[test]["answers"]), uses="", seen=True)
+        HeldOutProgram(steps=json.dumps(steps), expected=json.dumps(examined[test]["answers"]), uses="", new_calls=0)
         for test, steps in programs.items()
     ]
     assert wrong_programs(runner, Tree(base=tmp_path), held)[0] == []

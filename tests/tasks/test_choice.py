@@ -35,12 +35,12 @@ def book(runner: CodeRunner, tree: Path) -> HiddenBook:
             entered=frozenset({"m.py::scale"}),
             lines={"m.py": [line for _, line in found["lines"]]},
             cpu_s=0.01,
-            seen=False,
+            new_calls={"m.py::scale": [answer for _, answer in found["calls"]["m.py::scale"]]},
         )
-        for program, found in zip(steps, examine_programs(runner, Tree(base=tree), steps, lines=True), strict=True)
+        for program, found in zip(steps, examine_programs(runner, Tree(base=tree), steps, watch="lines"), strict=True)
         if found is not None
     ]
-    return HiddenBook(programs=programs, anti_tests=(), notes=())
+    return HiddenBook(programs=programs, known={}, anti_tests=(), notes=())
 
 
 def chosen(runner: CodeRunner, tree: Path, task: str, *, functions: bool = True, gold: bytes = GOLD) -> HeldOutChecks:
@@ -141,7 +141,7 @@ def test_programs_run_where_no_test_can_be_read(tmp_path: Path, runner: CodeRunn
             steps=f'[[0, {{"do": "call", "of": ["named", "m:there"], "args": ["{path}"]}}]]',
             expected=f'[["returns", {str(path not in expected).lower()}]]',
             uses="m.py::there",
-            seen=False,
+            new_calls=1,
         )
         for path in PROJECT
     ]

@@ -230,8 +230,8 @@ def test_visible_answers_by_heart_are_not(tasks, name):
 def test_what_has_no_answer_of_its_own_is_not_asked(tasks):
     assert asked(tasks["stamp"]) == []
     unordered = answers(tasks["letters"], of=["named", "shop.words:letters"])
-    assert unordered
-    assert set(unordered) == {None}
+    assert None in unordered
+    assert all(answer is None or len(answer[1][1]) <= 1 for answer in unordered), "the order of several letters is by chance"
     assert not answers(tasks["_half"], of=["named", "shop.words:_half"])
     assert answers(tasks["_half"], of=["named", "shop.words:halves"])
 
@@ -251,7 +251,7 @@ def test_new_programs_are_new_and_the_numbers_are_kept(tasks):
     for task in tasks.values():
         hidden, provenance = task.spec.hidden, task.provenance
         assert len({program.steps for program in hidden.programs}) == len(hidden.programs) == provenance["held_out_programs"]
-        new = sum(not program.seen for program in hidden.programs)
+        new = sum(program.new_calls > 0 for program in hidden.programs)
         assert (new, len(hidden.anti_tests)) == (provenance["held_out_new"], provenance["anti_tests"])
     assert sum(task.provenance["held_out_new"] for task in tasks.values()) >= 15
 

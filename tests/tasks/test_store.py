@@ -168,12 +168,21 @@ def test_other_schemas_and_shapes_are_refused(task: Task) -> None:
         lines = [line for line in manifest.read_text().splitlines() if not line.endswith("  task.toml")]
         manifest.write_text("\n".join([*lines, digest.strip()]) + "\n")
 
-    rewrite(text.replace("schema_version = 4", "schema_version = 99"))
-    with pytest.raises(TaskError, match="schema version 99; this release reads 4"):
+    rewrite(text.replace("schema_version = 5", "schema_version = 99"))
+    with pytest.raises(TaskError, match="schema version 99; this release reads 5"):
         load_task(task.root)
     rewrite(text.replace("task_id =", "tusk_id ="))
     with pytest.raises(TaskError, match=r"task.toml is not a task"):
         load_task(task.root)
+    for inside, outside, why in (
+        ('python_path = [\n    "src"', 'python_path = [\n    "../../../.."', "imports from outside"),
+        ('path = "', 'path = "../', "deletes outside"),
+        ('fail_to_pass = [\n    "', 'fail_to_pass = [\n    "/', "names a test outside"),
+    ):
+        assert inside in text, inside
+        rewrite(text.replace(inside, outside))
+        with pytest.raises(TaskError, match=why):
+            load_task(task.root)
     rewrite("no toml")
     with pytest.raises(TaskError, match="cannot be read"):
         load_task(task.root)

@@ -61,7 +61,7 @@ PROGRAMS = tuple(
         steps=json.dumps([[0, {"do": "value", "of": ["list", prices]}], [1, call(name)]]),
         expected=json.dumps([["returns", ["opaque"]], ["returns", answer]]),
         uses=f"shop/basket.py::{name}",
-        seen=False,
+        new_calls=1,
     )
     for name, prices, answer in (("total", [1, 4], 5), ("mean", [1, 7, 1], ["float", "3.0"]))
 )

@@ -7,8 +7,15 @@ runs for it.
 from __future__ import annotations
 
 import random
+import re
+import string
 from typing import Any
 
+_NUMBER, _WORD = re.compile(r"[0-9]+"), re.compile(r"[A-Za-z]+")
+_DIGITS = 15
+"""Digits of a number in a text that are read."""
+_SAME_SHAPE = 0.5
+"""Probability that a changed text keeps its shape, as what a test accepts often must."""
 _NEW_ITEMS = 4
 """How often a changed item stands among the ways to change a list or dict, beside three or four that only move items."""
 
@@ -46,7 +53,14 @@ def changed(value: Any, other: Any, rng: random.Random) -> Any:
             return other
 
 
+def shape_of(text: str) -> str:
+    """Return a text with one `0` for each number and one `a` for each word: `3.4.5-rc1` is like `1.2.10-beta2`."""
+    return _WORD.sub("a", _NUMBER.sub("0", text))
+
+
 def _changed_text(mine: str, theirs: str, rng: random.Random) -> str:
+    if rng.random() < _SAME_SHAPE and (alike := _same_shape(mine, rng)) != mine:
+        return alike
     words = mine.split(" ")
     at = rng.randrange(len(mine) + 1)
     options = [
@@ -57,6 +71,22 @@ def _changed_text(mine: str, theirs: str, rng: random.Random) -> str:
         theirs,
     ]
     return rng.choice(options)
+
+
+def _same_shape(text: str, rng: random.Random) -> str:
+    """Change one number of a text, or one letter of a word, where there is one."""
+    parts = [*_NUMBER.finditer(text), *_WORD.finditer(text)]
+    if not parts:
+        return text
+    part = rng.choice(parts)
+    found = part.group()
+    if found.isdigit():
+        new = str(int(found[:_DIGITS]) + rng.randint(1, 9)).zfill(len(found))
+    else:
+        at = rng.randrange(len(found))
+        letter = rng.choice(string.ascii_lowercase)
+        new = found[:at] + (letter.upper() if found[at].isupper() else letter) + found[at + 1 :]
+    return text[: part.start()] + new + text[part.end() :]
 
 
 def _changed_items(mine: list[Any], theirs: list[Any], kind: str, rng: random.Random) -> list[Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from composer_replication.sandbox.grading.literals import differs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
@@ -19,7 +19,9 @@ Step: TypeAlias = dict[str, Any]
 Steps: TypeAlias = Sequence[tuple[int, Step]]
 """A program: each step with the number by which later ones name its result."""
 
-_DRIVER = ("literals", "steps/operators", "steps/shipping", "steps/replay", "steps/body_trials", "steps/driver")
+Watch: TypeAlias = Literal["answers", "calls", "lines"]
+
+_DRIVER = ("literals", "steps/operators", "steps/shipping", "steps/calls", "steps/replay", "steps/body_trials", "steps/driver")
 """Modules whose texts are the program in the sandbox."""
 _CPU_S, _WALL_S = 2.0, 10.0
 """Limits of one program when it judges."""
@@ -56,13 +58,23 @@ def record_steps(
 
 
 def examine_programs(
-    runner: CodeRunner, tree: Tree, programs: Sequence[Steps], *, lines: bool = False, hash_seed: int = 0
+    runner: CodeRunner,
+    tree: Tree,
+    programs: Sequence[Steps],
+    *,
+    watch: Watch = "answers",
+    known: Mapping[str, Sequence[int]] | None = None,
+    hash_seed: int = 0,
 ) -> list[dict[str, Any] | None]:
-    """Do programs over trusted code, and report what each answered and ran (`steps.driver.examine`).
+    """Do programs over trusted code, and report what each answered and ran (`steps.replay.examine`).
+
+    Args:
+        watch: what is reported besides the answers: the calls, or the calls and lines.
+        known: calls that are not reported, by function. Where it is None, a call is reported of the first program that makes it.
 
     None stands for a program that did not get to its end; all are None when the sandbox ended early. Raises SandboxError.
     """
-    request = {"mode": "lines" if lines else "enter", "programs": list(programs)}
+    request = {"mode": "examine", "watch": watch, "programs": list(programs), "known": known}
     answers = _ask(runner, tree, request, gold=True, hash_seed=hash_seed)[1]
     return answers if answers is not None and len(answers) == len(programs) else [None] * len(programs)
 
@@ -96,6 +108,11 @@ class BodyTrial:
     numbers: Sequence[int]
     most: int
     """Stop after this many programs whose answers are wrong."""
+    least: int = 1
+    """A body that fewer programs than this tell from the gold code passes."""
+    known: Sequence[int] | None = None
+    """Calls of the function (`steps.calls.call_of`) that are answered as the gold code does, as if by heart; the body is for all
+    others. None has the body answer every call."""
     found_first: bool = False
     """Begin with the programs that tell the function's bodies in the trials before, all of them."""
 
@@ -104,7 +121,7 @@ def try_bodies(
     runner: CodeRunner, tree: Tree, programs: Sequence[KnownProgram], trials: Sequence[BodyTrial]
 ) -> list[list[int]] | None:
     """Return for each trial the numbers of the programs that the gold code answers as expected and its body does not: all of the
-    former where the file cannot be imported with it.
+    former where the file cannot be imported with it, none where fewer than `least` tell the body.
 
     Once a body passes, the function's other bodies are not tried, and get an empty list too. None when the sandbox ended early.
     Raises SandboxError.

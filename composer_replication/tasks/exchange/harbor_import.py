@@ -25,12 +25,12 @@ from composer_replication.sandbox.grading.pytest_run import require_modules
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.exchange.foreign_files import DAMAGED, NotExpressibleError, copy_foreign, damage, folders_with
 from composer_replication.tasks.exchange.foreign_harbor import Expressed, express
-from composer_replication.tasks.exchange.foreign_spec import read_spec
 from composer_replication.tasks.exchange.harbor_export import SPEC_FILE
 from composer_replication.tasks.files import solved_tree, tree_files
 from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
 from composer_replication.tasks.proofs.task_copies import refuse_task_copies
+from composer_replication.tasks.spec import read_spec
 from composer_replication.tasks.store import Task, load_task, publish_task, write_task
 from composer_replication.types import Unscored
 from composer_replication.types.errors import SandboxError, StorageError, TaskError

@@ -28,7 +28,6 @@ from composer_replication.sandbox.opening import remote_python
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.exchange.foreign_files import DAMAGED, damage
-from composer_replication.tasks.exchange.foreign_spec import is_inside
 from composer_replication.tasks.files import storage_errors, write_whole
 from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
@@ -37,6 +36,7 @@ from composer_replication.tasks.report import BuildEvent, BuildOptions, Progress
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.layout import guess_layout
 from composer_replication.tasks.sources.source import PristineTree, digest_of, fetch_source
+from composer_replication.tasks.spec import is_inside
 from composer_replication.tasks.store import Task, load_task, publish_task, write_task
 from composer_replication.types import Outcome, TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError, SourceError, StorageError, TaskError, one_of

@@ -9,40 +9,42 @@ where the tests name it.
 
 from __future__ import annotations
 
-import ast
 import json
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
 from composer_replication.languages.python.instrument import instrument
 from composer_replication.sandbox.grading.literals import OPAQUE
-from composer_replication.sandbox.grading.programs import Steps, examine_programs, record_steps
+from composer_replication.sandbox.grading.programs import Steps, Watch, examine_programs, record_steps
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Ending, Tree
 from composer_replication.tasks.files import tree_files
+from composer_replication.tasks.held_out.expected_errors import ExpectedErrors
 from composer_replication.tasks.held_out.inverted import make_anti_tests
 from composer_replication.tasks.held_out.slices import RecordedProgram, needs, programs_of
-from composer_replication.tasks.held_out.variations import palette_of, vary
+from composer_replication.tasks.held_out.variations import Variations
 from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types.held_out_checks import AntiTest
-from composer_replication.types.syntax import parse_module
 
 _PER_FUNCTION = 8
 """Recorded programs taken for each function that they run."""
-_VARIATIONS, _MOST_VARIATIONS, _ATTEMPTS = 2, 8, 3
-"""Variations of a program that are tried, those of one that runs a function which few others run, and draws for each."""
+_VARIATIONS, _MOST_VARIATIONS = 2, 8
+"""Variations of a program that are tried, and those of one that runs a function which few others run."""
+_FEW, _FEW_ANSWERS = 5, 3
+"""Programs with a new call of a function, and different answers to these, below which more variations are tried."""
+_AIMS, _TOWARDS = 4, 5
+"""Programs of a function that these are made from, and how many of each."""
 _SLOW_S = 0.2
 _MISUSE = frozenset({"TypeError", "AttributeError", "NameError", "RecursionError", "MemoryError", "SystemExit", "TimeoutError"})
 """Exceptions never expected of a varied program."""
 _OF_THE_MACHINE = re.compile(r"0x[0-9a-fA-F]{6,}|/repo\b|/tmp\b")
-_EXPECTING = frozenset({"raises", "assertRaises", "assertRaisesRegex"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +60,9 @@ class ObservedProgram:
     """Lines (1-based) that it runs of each file."""
     cpu_s: float
     """CPU-seconds that the gold code takes for it."""
-    seen: bool
-    """A test does these very steps."""
+    new_calls: Mapping[str, Sequence[str | None]]
+    """By key of the function, what it returns to calls that no test makes, as `steps.calls.answer_of` writes it; None where that
+    is not known. Empty for the steps of a test."""
 
     @property
     def informative(self) -> list[Any]:
@@ -72,6 +75,8 @@ class HiddenBook:
     """Every check of a project that its gold code satisfies."""
 
     programs: Sequence[ObservedProgram]
+    known: Mapping[str, Sequence[int]]
+    """The calls that tests make of each function (`steps.calls.call_of`), by its key."""
     anti_tests: Sequence[AntiTest]
     notes: Sequence[str]
     """Why there are none of a kind."""
@@ -92,39 +97,110 @@ def make_hidden_book(runner: CodeRunner, tree: Path, *, layout: RepositoryLayout
         SandboxError: the sandbox broke.
     """
     rng = random.Random(seed)
-    programs, why_no_programs = _programs(runner, tree, layout, passing, rng)
+    recorded, others, why_no_programs = _recorded(runner, tree, layout, passing)
+    seen = _examined(runner, tree, [program.steps for program in recorded], "lines")
+    known = _known_calls([*seen, *_examined(runner, tree, others, "calls")])
+    programs = _Examiner(runner, tree, known).programs(recorded, seen, rng)
     tests, why_no_tests = make_anti_tests(runner, tree, passing, rng)
-    return HiddenBook(programs=programs, anti_tests=tests, notes=[why for why in (why_no_programs, why_no_tests) if why])
+    return HiddenBook(
+        programs=programs,
+        known=known,
+        anti_tests=tests,
+        notes=[why for why in (why_no_programs, why_no_tests) if why],
+    )
 
 
-def _programs(
-    runner: CodeRunner, tree: Path, layout: RepositoryLayout, passing: Set[str], rng: random.Random
-) -> tuple[list[ObservedProgram], str]:
+def _recorded(
+    runner: CodeRunner, tree: Path, layout: RepositoryLayout, passing: Set[str]
+) -> tuple[list[RecordedProgram], list[Steps], str]:
+    """Return the programs of the tests, the steps of other tests, or why there are none."""
     rewritten = _rewritten_tests(tree, layout)
     run, recording = record_steps(runner, Tree(base=tree, changes=rewritten), sources=layout.sources, tests=layout.tests)
     if run.ending is not Ending.EXITED:
-        return [], f"no held-out programs: recording what the tests do ended early ({run.ending})"
+        return [], [], f"no held-out programs: recording what the tests do ended early ({run.ending})"
     held = {test for test, outcome in run.outcomes.items() if outcome.value == "passed"}
-    recorded = programs_of(recording, passing & held)
-    if not recorded:
-        return [], "no held-out programs: the tests do nothing with the project that can be written down"
-    first = examine_programs(runner, Tree(base=tree), [program.steps for program in recorded], lines=True)
-    taken = _taken(recorded, first)
-    varied = _varied([recorded[number].steps for number in taken], _wanted([first[number] for number in taken]), rng)
-    tried = [recorded[number].steps for number in taken] + [steps for _, steps in varied]
-    lined = examine_programs(runner, Tree(base=tree), tried[::-1], lines=True, hash_seed=1)[::-1]
-    again = examine_programs(runner, Tree(base=tree), tried, hash_seed=2)
-    errors = _ExpectedErrors(tree)
-    found = []
-    for place, number in enumerate(taken):
-        named = errors.of(recorded[number].test)
-        found.append(_observed(tried[place], (lined[place], again[place], first[number]), named, seen=True))
-    for place, (parent, steps) in enumerate(varied, len(taken)):
-        origin, one = lined[parent], lined[place]
-        if origin is not None and one is not None and _does_nothing_new(steps, one, tried[parent], origin):
-            named = errors.of(recorded[taken[parent]].test) - _MISUSE
-            found.append(_observed(steps, (one, again[place]), named, seen=False))
-    return [program for program in found if program is not None and program.informative], ""
+    recorded, others = programs_of(recording, passing & held)
+    return (
+        recorded,
+        others,
+        "" if recorded else "no held-out programs: the tests do nothing with the project that can be written down",
+    )
+
+
+def _examined(runner: CodeRunner, tree: Path, programs: Sequence[Steps], watch: Watch) -> list[Mapping[str, Any] | None]:
+    return list(examine_programs(runner, Tree(base=tree), programs, watch=watch)) if programs else []
+
+
+def _known_calls(seen: Sequence[Mapping[str, Any] | None]) -> dict[str, list[int]]:
+    found: dict[str, dict[int, None]] = defaultdict(dict)
+    for one in seen:
+        for function, calls in one["calls"].items() if one is not None else ():
+            found[function].update((call, None) for call, _ in calls)
+    return {function: list(calls) for function, calls in found.items()}
+
+
+_Times: TypeAlias = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
+"""What a program answered and ran, twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Varied:
+    """A variation of one of the programs that were taken."""
+
+    parent: int
+    steps: Steps
+
+
+class _Examiner:
+    """Examines recorded programs and variations of them on the gold code, and keeps those to be relied on."""
+
+    def __init__(self, runner: CodeRunner, tree: Path, known: Mapping[str, Sequence[int]]) -> None:
+        self.runner, self.tree, self.known = runner, Tree(base=tree), known
+        self.errors = ExpectedErrors(tree)
+
+    def programs(
+        self, recorded: Sequence[RecordedProgram], seen: Sequence[Mapping[str, Any] | None], rng: random.Random
+    ) -> list[ObservedProgram]:
+        """Return programs for each function. Variations are tried twice: first of all programs, then towards those functions
+        of which few variations make a new call."""
+        numbers = _taken(recorded, seen)
+        taken, first = [recorded[number] for number in numbers], [seen[number] for number in numbers]
+        variations = Variations([program.steps for program in taken], rng)
+        varied = [_Varied(*one) for one in variations.draw(_wanted(first))]
+        times = self.times([program.steps for program in taken] + [one.steps for one in varied])
+        origins, rest = times[: len(taken)], times[len(taken) :]
+        found = [
+            _observed(program.steps, (*time, one), self.errors.of(program.test), new_calls={})
+            for program, time, one in zip(taken, origins, first, strict=True)
+        ]
+        found += self.kept(varied, rest, taken, origins)
+        poor = _poor([program for program in found if program is not None])
+        telling = {number for number, program in enumerate(found[: len(taken)]) if program is not None and program.informative}
+        aims = [aim for function in sorted(poor) for aim in _aims(function, taken, first, telling)]
+        varied = [_Varied(*one) for number, leading in aims for one in variations.draw_towards(number, leading, _TOWARDS)]
+        found += self.kept(varied, self.times([one.steps for one in varied]), taken, origins)
+        return [program for program in found if program is not None and program.informative]
+
+    def times(self, programs: Sequence[Steps]) -> list[_Times]:
+        """Examine programs twice, in another order and with other hashes."""
+        if not programs:
+            return []
+        lined = examine_programs(self.runner, self.tree, programs[::-1], watch="lines", known=self.known, hash_seed=1)[::-1]
+        again = examine_programs(self.runner, self.tree, programs, hash_seed=2)
+        return list(zip(lined, again, strict=True))
+
+    def kept(
+        self, varied: Sequence[_Varied], times: Sequence[_Times], taken: Sequence[RecordedProgram], origins: Sequence[_Times]
+    ) -> list[ObservedProgram | None]:
+        """Return the variations for which the gold code does nothing that it does not do for the programs they come from."""
+        found = []
+        for one, (lined, again) in zip(varied, times, strict=True):
+            origin, parent = origins[one.parent][0], taken[one.parent]
+            if origin is not None and lined is not None and _does_nothing_new(one.steps, lined, parent.steps, origin):
+                answers = {function: [answer for _, answer in calls] for function, calls in lined["calls"].items() if calls}
+                named = self.errors.of(parent.test) - _MISUSE
+                found.append(_observed(one.steps, (lined, again), named, new_calls=answers))
+        return found
 
 
 def _rewritten_tests(tree: Path, layout: RepositoryLayout) -> dict[str, bytes]:
@@ -144,10 +220,10 @@ def _rewritten_tests(tree: Path, layout: RepositoryLayout) -> dict[str, bytes]:
 def _taken(recorded: Sequence[RecordedProgram], seen: Sequence[Mapping[str, Any] | None]) -> list[int]:
     """Return the numbers of some programs for each function that any of them runs: short ones first, of different tests; and of
     those that run lines which none of these does."""
-    by_function: dict[tuple[str, str], list[int]] = defaultdict(list)
+    by_function: dict[str, list[int]] = defaultdict(list)
     for number, found in enumerate(seen):
-        for path, name in found["entered"] if found is not None else ():
-            by_function[path, name].append(number)
+        for function in found["calls"] if found is not None else ():
+            by_function[function].append(number)
     taken: set[int] = set()
     for numbers in by_function.values():
         tests: dict[str, int] = defaultdict(int)
@@ -171,27 +247,33 @@ def _lines_of(found: Mapping[str, Any] | None) -> list[tuple[str, int]]:
 
 def _wanted(seen: Sequence[Mapping[str, Any] | None]) -> list[int]:
     """Return the number of variations of each program: more for one that runs a function which few of them run."""
-    entered = [{(path, name) for path, name in found["entered"]} if found is not None else set() for found in seen]
-    counts = Counter(key for keys in entered for key in keys)
-    rarest = [min((counts[key] for key in keys), default=0) for keys in entered]
+    entered = [list(found["calls"]) if found is not None else [] for found in seen]
+    counts = Counter(function for functions in entered for function in functions)
+    rarest = [min((counts[function] for function in functions), default=0) for functions in entered]
     return [max(_VARIATIONS, min(_MOST_VARIATIONS, 2 * _PER_FUNCTION // rare)) if rare else 0 for rare in rarest]
 
 
-def _varied(programs: Sequence[Steps], wanted: Sequence[int], rng: random.Random) -> list[tuple[int, Steps]]:
-    """Return variations, each with the number of the program that it comes from."""
-    palette = palette_of(programs)
-    known = {json.dumps(program) for program in programs}
-    found: list[tuple[int, Steps]] = []
-    for number, program in enumerate(programs):
-        for _ in range(wanted[number]):
-            for _ in range(_ATTEMPTS):
-                steps = vary(program, palette, rng)
-                written = json.dumps(steps)
-                if steps and written not in known:
-                    known.add(written)
-                    found.append((number, steps))
-                    break
-    return found
+def _poor(programs: Sequence[ObservedProgram]) -> set[str]:
+    """Return the functions of which few programs make a new call, or all new calls return the same."""
+    functions = {function for program in programs for function in program.entered}
+    counts = Counter(function for program in programs for function in program.new_calls)
+    answers: dict[str, set[str | None]] = defaultdict(set)
+    for program in programs:
+        for function, returned in program.new_calls.items():
+            answers[function].update(returned)
+    return {function for function in functions if counts[function] < _FEW or len(answers[function]) < _FEW_ANSWERS}
+
+
+def _aims(
+    function: str, taken: Sequence[RecordedProgram], seen: Sequence[Mapping[str, Any] | None], telling: Set[int]
+) -> list[tuple[int, frozenset[int]]]:
+    """Return the numbers of some programs that run a function, each with its steps that lead there: the shortest, and others from
+    among the rest, of those that tell something where there are any."""
+    running = {number: frozenset(one["steps"][function]) for number, one in enumerate(seen) if one and function in one["steps"]}
+    ranked = sorted(telling & running.keys() or running, key=lambda number: len(taken[number].steps))
+    short, rest = ranked[: _AIMS // 2], ranked[_AIMS // 2 :]
+    others = rest[:: max(len(rest) // (_AIMS // 2), 1)][: _AIMS // 2]
+    return [(number, running[number]) for number in (*short, *others)]
 
 
 def _does_nothing_new(steps: Steps, seen: Mapping[str, Any], parent: Steps, parent_seen: Mapping[str, Any]) -> bool:
@@ -211,7 +293,9 @@ def _uses(steps: Steps, number: int) -> int:
     return sum(number in needs(step) for _, step in steps)
 
 
-def _observed(steps: Steps, times: Sequence[Mapping[str, Any] | None], errors: Set[str], *, seen: bool) -> ObservedProgram | None:
+def _observed(
+    steps: Steps, times: Sequence[Mapping[str, Any] | None], errors: Set[str], *, new_calls: Mapping[str, Sequence[str | None]]
+) -> ObservedProgram | None:
     """Return a program with the answers that were the same each time and that count; None for one that is not to be relied on."""
     done = [one for one in times if one is not None and not one["unsteady"]]
     if len(done) < len(times) or min(one["seconds"] for one in done) > _SLOW_S:
@@ -219,17 +303,16 @@ def _observed(steps: Steps, times: Sequence[Mapping[str, Any] | None], errors: S
     answers = zip(*(one["answers"] for one in done), strict=True)
     expected = [same[0] if all(one == same[0] for one in same) and _counts(same[0], errors) else None for same in answers]
     kept = _needed(steps, expected)
-    entered = frozenset(f"{path}::{name}" for path, name in done[0]["entered"])
     lines: dict[str, list[int]] = defaultdict(list)
     for path, line in done[0]["lines"]:
         lines[path].append(line)
     return ObservedProgram(
         steps=[steps[at] for at in kept],
         expected=[expected[at] for at in kept],
-        entered=entered,
+        entered=frozenset(done[0]["calls"]),
         lines=dict(lines),
         cpu_s=min(one["seconds"] for one in done),
-        seen=seen,
+        new_calls=new_calls,
     )
 
 
@@ -251,34 +334,3 @@ def _counts(answer: list[Any], errors: Set[str]) -> bool:
     if answer[0] == "raises":
         return answer[1][0] in errors
     return answer[0] == "returns" and _OF_THE_MACHINE.search(json.dumps(answer[1])) is None
-
-
-class _ExpectedErrors:
-    """Knows the exceptions that test files name as expected or caught."""
-
-    def __init__(self, tree: Path) -> None:
-        self.tree = tree
-        self.known: dict[str, frozenset[str]] = {}
-
-    def of(self, test: str) -> frozenset[str]:
-        path = test.partition("::")[0]
-        if path not in self.known:
-            self.known[path] = frozenset(_expected_errors(self.tree / path))
-        return self.known[path]
-
-
-def _expected_errors(test_file: Path) -> Iterable[str]:
-    try:
-        tree = parse_module(test_file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        expected: ast.AST | None = None
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _EXPECTING and node.args:
-            expected = node.args[0]
-        elif isinstance(node, ast.ExceptHandler):
-            expected = node.type
-        for name in ast.walk(expected) if expected is not None else ():
-            match name:
-                case ast.Name(id=mentioned) | ast.Attribute(attr=mentioned):
-                    yield mentioned

@@ -1,19 +1,22 @@
-"""Programs chosen for one task: those that tell the gold code from every trivial body, or why there are none.
+"""Programs chosen for one task: those that kill every mutant of it, or why there are none.
 
-Visible tests are taken as forged. Each deleted function gets each trivial body (`languages.python.trivial`) in the place of its
-own, the others keep theirs, so a program that leaves one function of several out fails as well.
+Visible tests are taken as forged. A mutant has a trivial body (`languages.python.trivial`) in the place of a deleted function's
+own, alone or behind the answers to every call that the tests make of the function, given as by heart (a body that is tried behind
+them is tried alone where it survives there). The other functions keep
+their bodies, so one that leaves one function of several out fails as well. A program kills a mutant that answers it wrongly.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from composer_replication.languages.python.delete import STUB
 from composer_replication.languages.python.functions import Function
-from composer_replication.languages.python.trivial import trivial_bodies
+from composer_replication.languages.python.trivial import bodies_by_heart, trivial_bodies
 from composer_replication.sandbox.grading.programs import BodyTrial, try_bodies, wrong_programs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Tree
@@ -21,28 +24,30 @@ from composer_replication.tasks.held_out.book import HiddenBook, ObservedProgram
 from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
 
 _POOL = 48
-"""Programs that a body is tried on, per function."""
-_BITES = 1
-"""Programs that have to tell a body from the gold code before the next body is tried. Each body begins at another program, the
-stub with those that tell the others."""
+"""Programs that a mutant is tried on, per function."""
+_KILLS, _KILLS_BY_HEART = 1, 2
+"""Programs that have to kill a mutant with a trivial body alone, and one with answers by heart, before the next is tried. Each of
+the former begins at another program, the stub with those that kill the others."""
 _FEWEST, _FEWEST_ANSWERS = 4, 2
-"""Programs of a function, and different lists of answers among them, below which the programs are no evidence."""
+"""Programs of a function, and different answers to their new calls of it, below which the programs are no evidence."""
+_CONSTANTS = 4
+"""Answers to new calls, the most frequent ones, that are bodies of mutants with answers by heart. Another constant would be wrong
+for most of these calls."""
 _KEPT, _ANTI_PER_TASK = 16, 6
-"""Programs of a function and anti-tests of a task that are kept. More than tell the trivial bodies apart: a replay costs
-milliseconds, and a body that no build tries has to satisfy them all."""
+"""Programs of a function and anti-tests of a task that are kept. More than kill the mutants: a replay costs milliseconds, and a
+body that no build tries has to satisfy them all."""
 _STARTS = 8
-"""Places of the pool at which bodies begin in turns."""
+"""Places of the pool at which mutants begin in turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trials:
-    """The bodies of one function and the programs they are tried on."""
+class _Mutants:
+    """The mutants of one function and the programs they are tried on."""
 
     function: Function
     pool: list[int]
-    bodies: list[str]
     trials: list[BodyTrial]
-    """One of each body."""
+    """One of each mutant, the stub's last."""
 
 
 def choose_proven(
@@ -57,7 +62,7 @@ def choose_proven(
 ) -> HeldOutChecks:
     """Choose checks as `choose_checks` does, whose programs all fail on the task's own tree.
 
-    A program that does not is no evidence, and without it some trivial body may be told by none: where one was chosen, all that
+    A program that does not is no evidence, and without it some mutant may survive: where one was chosen, all that
     run the functions are done on that tree, and the choice is made again among those that fail.
 
     Args:
@@ -98,52 +103,72 @@ def choose_checks(
     names = {test_id.partition("[")[0] for test_id in failing}
     anti_tests = [test for test in book.anti_tests if test.test in names]
     rng.shuffle(anti_tests)
-    groups = [_trials_of(function, book.programs, rng) for function in functions]
-    numbers = sorted({number for group in groups for number in group.pool})
-    place = {number: at for at, number in enumerate(numbers)}
-    trials = [replace(trial, numbers=[place[number] for number in trial.numbers]) for group in groups for trial in group.trials]
-    answers = try_bodies(runner, gold, [book.programs[number] for number in numbers], trials) if numbers else []
-    if answers is None:
-        return HeldOutChecks(anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness="trivial bodies could not be tried in time")
-    found = iter([[numbers[at] for at in wrong] for wrong in answers])
+    groups = [_mutants_of(function, book, rng) for function in functions]
+    kills = _kills(runner, gold, book, [trial for group in groups for trial in group.trials])
+    if kills is None:
+        return HeldOutChecks(anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness="mutants could not be tried in time")
+    found = iter(kills)
     chosen: list[HeldOutProgram] = []
     weakness = "" if groups else "its solution changes no function"
     for group in groups:
-        wrong = [next(found) for _ in group.trials]
-        programs, why = _chosen(group, wrong, book.programs)
+        programs, why = _chosen(group, [next(found) for _ in group.trials], book.programs)
         chosen += [program for program in programs if program.steps not in {other.steps for other in chosen}]
+        if isinstance(why, BodyTrial):
+            why = _survival(why, group, runner, gold, book)
         weakness = weakness or why
     return HeldOutChecks(programs=tuple(chosen), anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness=weakness)
 
 
-def _trials_of(function: Function, programs: Sequence[ObservedProgram], rng: random.Random) -> _Trials:
-    """Order the programs that run a function, and start each body at another of them: first those that together run all its lines
-    that any does, then new and recorded ones in turns."""
+def _mutants_of(function: Function, book: HiddenBook, rng: random.Random) -> _Mutants:
+    """Order the programs that run a function, and start each mutant at another of them: first those that together run all its
+    lines that any does, then those that make new calls of it and the others in turns."""
+    programs = book.programs
     running = [number for number, program in enumerate(programs) if function.key in program.entered]
     rng.shuffle(running)
     running.sort(key=lambda number: len(programs[number].steps))
     pool = _covering(function, running, programs)
-    halves = [[n for n in running if programs[n].seen is seen and n not in pool][: _POOL // 2] for seen in (False, True)]
-    pool = [*pool, *(number for turn in _in_turns(halves) for number in turn)][:_POOL]
-    bodies = [*(body for body in trivial_bodies(function) if body != STUB), STUB] if pool else []
-    trials = []
-    for number, body in enumerate(bodies):
-        start = 0 if body == STUB else number % min(len(pool), _STARTS)
-        trials.append(
-            BodyTrial(
-                path=function.path,
-                qualname=function.qualname,
-                def_line=function.def_line,
-                first_line=function.first_line,
-                last_line=function.last_line,
-                indent=function.indent.decode(),
-                text=body,
-                numbers=pool[start:] + pool[:start],
-                most=_KEPT if body == STUB else _BITES,
-                found_first=body == STUB,
-            )
-        )
-    return _Trials(function=function, pool=pool, bodies=bodies, trials=trials)
+    rest = [number for number in running if number not in pool]
+    new = [number for number in rest if function.key in programs[number].new_calls]
+    old = [number for number in rest if function.key not in programs[number].new_calls]
+    pool = [*pool, *(number for turn in _in_turns([new[: _POOL // 2], old[: _POOL // 2]]) for number in turn)][:_POOL]
+    asking = [number for number in (*new, *pool) if function.key in programs[number].new_calls][:_POOL]
+    others = bodies_by_heart(function)
+    behind = list(dict.fromkeys((*_constants(function, book, asking), *others)))
+    trivial = [body for body in trivial_bodies(function) if body != STUB and body not in others]
+    alone = [_mutant(function, body, _turned(pool, at), most=_KILLS) for at, body in enumerate(trivial)]
+    known = book.known.get(function.key, ())
+    by_heart = [
+        replace(_mutant(function, body, asking, most=_KILLS_BY_HEART), least=_KILLS_BY_HEART, known=known) for body in behind
+    ]
+    stub = replace(_mutant(function, STUB, pool, most=_KEPT), found_first=True)
+    return _Mutants(function=function, pool=pool, trials=[*alone, *by_heart, stub] if pool else [])
+
+
+def _mutant(function: Function, body: str, numbers: Sequence[int], *, most: int) -> BodyTrial:
+    return BodyTrial(
+        path=function.path,
+        qualname=function.qualname,
+        def_line=function.def_line,
+        first_line=function.first_line,
+        last_line=function.last_line,
+        indent=function.indent.decode(),
+        text=body,
+        numbers=numbers,
+        most=most,
+    )
+
+
+def _turned(numbers: Sequence[int], at: int) -> list[int]:
+    """Return the numbers from another one on, the first behind the last."""
+    start = at % max(min(len(numbers), _STARTS), 1)
+    return [*numbers[start:], *numbers[:start]]
+
+
+def _constants(function: Function, book: HiddenBook, numbers: Sequence[int]) -> list[str]:
+    """Return bodies that give the answers which are most frequent among new calls of the function."""
+    new = Counter(answer for number in numbers for answer in book.programs[number].new_calls.get(function.key, ()))
+    written = [answer for answer, _ in new.most_common() if answer is not None and not answer.startswith("#")]
+    return [f"return {answer}" for answer in written[:_CONSTANTS]]
 
 
 def _covering(function: Function, numbers: Sequence[int], programs: Sequence[ObservedProgram]) -> list[int]:
@@ -164,28 +189,61 @@ def _in_turns(halves: Sequence[Sequence[int]]) -> Iterable[list[int]]:
 
 
 def _chosen(
-    group: _Trials, wrong: Sequence[Sequence[int]], programs: Sequence[ObservedProgram]
-) -> tuple[list[HeldOutProgram], str]:
-    """Return programs of one function that tell every body and fail on its stub, and why they are no evidence."""
-    name = group.function.qualname
+    group: _Mutants, kills: Sequence[Sequence[int]], programs: Sequence[ObservedProgram]
+) -> tuple[list[HeldOutProgram], str | BodyTrial]:
+    """Return programs of one function that kill every mutant and its stub, and why they are no evidence: such as a mutant that
+    survives."""
+    name, key = group.function.qualname, group.function.key
     if not group.pool:
         return [], f"no held-out program runs it: {name}"
-    passing = next((body for body, found in zip(group.bodies, wrong, strict=True) if not found), None)
-    if passing is None:  # the stub, which comes last, was tried: a program that it satisfies is none
-        wrong = [[number for number in found if number in wrong[-1]] for found in wrong]
-        passing = next((body for body, found in zip(group.bodies, wrong, strict=True) if not found), None)
-    chosen = list(dict.fromkeys(number for found in wrong[:-1] for number in found))
-    chosen += [number for number in wrong[-1] if number not in chosen][: max(_KEPT - len(chosen), 0)]
-    held = [_held_out(programs[number], group.function.key) for number in chosen]
-    if passing is not None:
-        return held, f"a trivial body satisfies its held-out programs: `{passing}` in {name}"
-    if len(held) < _FEWEST or len({program.expected for program in held}) < _FEWEST_ANSWERS:
-        return held, f"few held-out programs tell trivial bodies from it: {len(held)} of {name}"
+    surviving = _surviving(group, kills)
+    if surviving is None:  # the stub, which comes last, was tried: a program that it satisfies is none
+        kills = [[number for number in found if number in kills[-1]] for found in kills]
+        surviving = _surviving(group, kills)
+    chosen = list(dict.fromkeys(number for found in kills[:-1] for number in found))
+    chosen += [number for number in kills[-1] if number not in chosen][: max(_KEPT - len(chosen), 0)]
+    held = [_held_out(programs[number], key) for number in chosen]
+    if surviving is not None:
+        return held, surviving
+    if len(held) < _FEWEST:
+        return held, f"few held-out programs kill its mutants: {len(held)} of {name}"
+    answers = {answer for number in chosen for answer in programs[number].new_calls.get(key, ())}
+    if len(answers) < _FEWEST_ANSWERS and not answers <= {None, "None"}:
+        return held, f"its held-out programs ask for one answer alone: {name}"
     return held, ""
 
 
+def _survival(mutant: BodyTrial, group: _Mutants, runner: CodeRunner, gold: Tree, book: HiddenBook) -> str:
+    """Say which mutant survives: the one without answers by heart, where that does as well. Raises SandboxError."""
+    name = group.function.qualname
+    alone = replace(mutant, known=None, numbers=group.pool, most=_KILLS, least=_KILLS)
+    if mutant.known is None or _kills(runner, gold, book, [alone]) == [[]]:
+        return f"a trivial body satisfies its held-out programs: `{mutant.text}` in {name}"
+    return f"the tests' answers by heart satisfy its held-out programs: otherwise `{mutant.text}` in {name}"
+
+
+def _kills(runner: CodeRunner, gold: Tree, book: HiddenBook, trials: Sequence[BodyTrial]) -> list[list[int]] | None:
+    """Return for each mutant the programs of the book that kill it (`try_bodies`). Raises SandboxError."""
+    numbers = sorted({number for trial in trials for number in trial.numbers})
+    place = {number: at for at, number in enumerate(numbers)}
+    trials = [replace(trial, numbers=[place[number] for number in trial.numbers]) for trial in trials]
+    found = try_bodies(runner, gold, [book.programs[number] for number in numbers], trials) if numbers else [[] for _ in trials]
+    return None if found is None else [[numbers[at] for at in killing] for killing in found]
+
+
+def _surviving(group: _Mutants, kills: Sequence[Sequence[int]]) -> BodyTrial | None:
+    """Return the first mutant that too few programs kill."""
+    pairs = zip(group.trials, kills, strict=True)
+    return next((trial for trial, found in pairs if len(found) < trial.least), None)
+
+
 def _held_out(program: ObservedProgram, uses: str) -> HeldOutProgram:
-    return HeldOutProgram(steps=json.dumps(program.steps), expected=json.dumps(program.expected), uses=uses, seen=program.seen)
+    return HeldOutProgram(
+        steps=json.dumps(program.steps),
+        expected=json.dumps(program.expected),
+        uses=uses,
+        new_calls=len(program.new_calls.get(uses, ())),
+    )
 
 
 def prove_programs(checks: HeldOutChecks, runner: CodeRunner, tree: Tree) -> HeldOutChecks:
@@ -212,5 +270,5 @@ def without_broken(checks: HeldOutChecks, broken: Iterable[int]) -> HeldOutCheck
 
 def numbers_of(checks: HeldOutChecks) -> dict[str, int]:
     """Return the counts for a task's `provenance`."""
-    new = sum(not program.seen for program in checks.programs)
+    new = sum(program.new_calls > 0 for program in checks.programs)
     return {"held_out_programs": len(checks.programs), "held_out_new": new, "anti_tests": len(checks.anti_tests)}

@@ -4,12 +4,13 @@ with the next."""
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
-from composer_replication.languages.python.inputs import changed, kind_of
+from composer_replication.languages.python.inputs import changed, kind_of, shape_of
 from composer_replication.sandbox.grading.programs import Step, Steps
 from composer_replication.tasks.held_out.slices import needs
 
@@ -21,17 +22,55 @@ _PART = 0.4
 _ANOTHER_ARGUMENT, _EXCHANGED, _LEFT_OUT, _TWICE = 0.6, 0.7, 0.8, 0.9
 """Upper ends of the other ways' shares of chance; the rest exchanges two steps."""
 _TWO_SIDED = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "or_", "and_", "xor"})
+_EXCHANGED_TOWARDS = 0.2
+"""Share of chance of exchanging operands where a variation is to lead somewhere."""
+_FROM_ANYWHERE = 0.3
+"""Probability that a text is exchanged with one of the same shape that stands anywhere."""
+_ATTEMPTS = 3
+"""Draws for each variation."""
 _SECOND_NUMBER = 500_000
 """Added to the number of a step that is done twice."""
 
 
-def palette_of(programs: Sequence[Steps]) -> Palette:
+class Variations:
+    """Draws variations of programs: never one of the programs, nor the same one twice."""
+
+    def __init__(self, programs: Sequence[Steps], rng: random.Random) -> None:
+        self.programs, self.rng = programs, rng
+        self.palette = _palette_of(programs)
+        self.known = {json.dumps(program) for program in programs}
+
+    def draw(self, wanted: Sequence[int]) -> list[tuple[int, Steps]]:
+        """Return at most so many variations of each program, each with the program's number."""
+        drawn = ((number, self.draw_one(number)) for number, count in enumerate(wanted) for _ in range(count))
+        return [(number, steps) for number, steps in drawn if steps]
+
+    def draw_towards(self, number: int, leading: Set[int], count: int) -> list[tuple[int, Steps]]:
+        """Return at most so many variations of a program in what the `leading` steps need or are given."""
+        drawn = (self.draw_one(number, leading) for _ in range(count))
+        return [(number, steps) for steps in drawn if steps]
+
+    def draw_one(self, number: int, leading: Set[int] = frozenset()) -> Steps | None:
+        """Return a new variation of a program; None where some draws bring none."""
+        for _ in range(_ATTEMPTS):
+            program = self.programs[number]
+            steps = vary_towards(program, leading, self.palette, self.rng) if leading else vary(program, self.palette, self.rng)
+            written = json.dumps(steps)
+            if steps and written not in self.known:
+                self.known.add(written)
+                return steps
+        return None
+
+
+def _palette_of(programs: Sequence[Steps]) -> Palette:
     """Collect the arguments of all steps by place."""
     found: dict[str, list[Any]] = defaultdict(list)
     for program in programs:
         for _, step in program:
             for place, holder, key in _slots(step):
                 found[place].append(holder[key])
+                if isinstance(holder[key], str):
+                    found[_shaped(holder[key])].append(holder[key])
     return found
 
 
@@ -55,13 +94,32 @@ def vary(program: Steps, palette: Palette, rng: random.Random) -> list[tuple[int
     return steps
 
 
-def _part(steps: list[tuple[int, Step]], rng: random.Random) -> list[tuple[int, Step]]:
-    """Return one step with the steps that it needs, and those that need nothing else."""
-    number, _ = rng.choice(steps)
-    kept = {number}
+def vary_towards(program: Steps, leading: Set[int], palette: Palette, rng: random.Random) -> list[tuple[int, Step]] | None:
+    """Return one variation in an argument or the operands of a step that the leading ones need, or of one of these; None where
+    there is nothing to change."""
+    steps = copy.deepcopy(list(program))
+    if rng.random() < _PART:
+        steps = _part(steps, rng, [(number, step) for number, step in steps if number in leading])
+    needed = _needed(steps, leading)
+    reached = [(number, step) for number, step in steps if number in needed]
+    if rng.random() < _EXCHANGED_TOWARDS and _with_operands_exchanged(reached, rng):
+        return steps
+    return steps if _with_another_argument(reached, palette, rng) or _with_operands_exchanged(reached, rng) else None
+
+
+def _needed(steps: Steps, numbers: Iterable[int]) -> set[int]:
+    """Return the numbers with those of all steps that they need."""
+    kept = set(numbers)
     for earlier, step in reversed(steps):
         if earlier in kept:
             kept.update(needs(step))
+    return kept
+
+
+def _part(steps: list[tuple[int, Step]], rng: random.Random, ends: Steps = ()) -> list[tuple[int, Step]]:
+    """Return one step, one of `ends` where there are any, with the steps that it needs, and those that need nothing else."""
+    number, _ = rng.choice(ends or steps)
+    kept = _needed(steps, [number])
     found = []
     for later, step in steps:
         needed = set(needs(step))
@@ -79,6 +137,8 @@ def _with_another_argument(steps: Sequence[tuple[int, Step]], palette: Palette, 
         value = holder[key]
         alike = [other for other in palette.get(place, ()) if kind_of(other) == kind_of(value)]
         new = changed(value, rng.choice(alike) if alike else value, rng)
+        if isinstance(value, str) and rng.random() < _FROM_ANYWHERE:
+            new = rng.choice(palette.get(_shaped(value), [value]))
         if new != value:
             holder[key] = new
             return True
@@ -91,6 +151,11 @@ def _with_operands_exchanged(steps: Sequence[tuple[int, Step]], rng: random.Rand
     if found:
         rng.choice(found)["args"].reverse()
     return bool(found)
+
+
+def _shaped(text: str) -> str:
+    """Return the place of texts of one shape, wherever they stand."""
+    return f"text {shape_of(text)}"
 
 
 def _slots(step: Step) -> list[tuple[str, Any, Any]]:

@@ -5,6 +5,7 @@ The text of this module runs behind that of `steps.replay` and in front of `step
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import gc
 import importlib.machinery
@@ -13,13 +14,17 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from composer_replication.sandbox.grading.literals import differs
+    from composer_replication.sandbox.grading.steps.calls import call_of
     from composer_replication.sandbox.grading.steps.replay import Program, import_modules, in_fork, run
 
+_UNKNOWN = "__composer_unknown__"
+"""Built-in function that bodies call."""
 _IMPORT_CPU_S, _IMPORT_WALL_S = 5.0, 20.0
 """Limits of importing what a file with another body is part of; CPU-seconds of programs are not counted."""
 
@@ -38,12 +43,26 @@ def lines_of(place: str) -> list[bytes]:
         return file.read().removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
 
 
+def lines_with(body: dict[str, Any], lines: Sequence[bytes], gold: CodeType) -> list[bytes]:
+    """Return the lines of a function's body with another one in its place, or, where the answers to `known` calls are given as by
+    heart, in front of it for all other calls."""
+    text = body["text"]
+    if body["known"] is None or gold.co_flags & CO_ASYNC_GENERATOR:
+        return [f"{body['indent']}{text}\n".encode()]
+    if gold.co_flags & CO_GENERATOR and text.startswith("return "):
+        text = f"yield from {text.removeprefix('return ')}; return"
+    return [f"{body['indent']}if {_UNKNOWN}(): {text}\n".encode(), *lines[body["first_line"] - 1 : body["last_line"]]]
+
+
 def replace_body(body: dict[str, Any]) -> None:
     """Have the module that holds a function compiled with another body in it."""
     original = importlib.machinery.SourceFileLoader.get_code
     place = os.path.join(os.getcwd(), body["path"])
     lines = lines_of(place)
-    lines[body["first_line"] - 1 : body["last_line"]] = [f"{body['indent']}{body['text']}\n".encode()]
+    gold = code_named(compile(b"".join(lines), place, "exec", dont_inherit=True), body["qualname"])
+    if gold is None:
+        raise ValueError(f"{body['path']} has no {body['qualname']}")
+    lines[body["first_line"] - 1 : body["last_line"]] = lines_with(body, lines, gold)
     text = b"".join(lines).decode()
 
     def get_code(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
@@ -72,12 +91,23 @@ def code_with(body: dict[str, Any], lines: Sequence[bytes], old: CodeType) -> Co
     opened = [margin[:depth] + line for depth, line in enumerate(around)]
     indent = body["indent"].encode()
     kept = [indent + name.encode() + b"\n" for name in old.co_freevars]  # a name that is read stays a free variable
-    text = b"".join([*opened, *header, indent, body["text"].encode(), b"\n", *kept])
+    text = b"".join([*opened, *header, *lines_with(body, lines, old), *kept])
     try:
         new = code_named(compile(text, old.co_filename, "exec", dont_inherit=True), body["qualname"])
     except SyntaxError:
         return None
     return new if new is not None and new.co_freevars == old.co_freevars else None
+
+
+def tell_unknown(known: Sequence[int] | None) -> None:
+    """Have bodies ask whether the call of the function that they are in is none of the known ones."""
+    calls = frozenset(known or ())
+
+    def is_unknown() -> bool:
+        frame = sys._getframe(1)
+        return call_of(frame.f_code, frame.f_locals) not in calls
+
+    vars(builtins)[_UNKNOWN] = is_unknown
 
 
 @contextlib.contextmanager
@@ -137,7 +167,8 @@ class Bodies:
         return self.held[number]
 
     def try_all(self, trials: Sequence[dict[str, Any]]) -> list[list[int]]:
-        """Return for each trial the numbers of the first `most` of its `numbers` that tell its body from the gold code.
+        """Return for each trial the numbers of the first `most` of its `numbers` that tell its body from the gold code; none
+        where fewer than `least` do.
 
         Once a body of a function is told by none, the function's other bodies are not tried, and get an empty list too.
         """
@@ -151,13 +182,15 @@ class Bodies:
             numbers = [*first, *(number for number in trial["numbers"] if number not in first)]
             found = [] if function in passed else self.try_one(trial, numbers, max(trial["most"], len(first)))
             known.update(dict.fromkeys(found))
-            if not found:
+            if len(found) < trial["least"]:
                 passed.add(function)
+                found = []
             answers.append(found)
         return answers
 
     def try_one(self, body: dict[str, Any], numbers: Sequence[int], most: int) -> list[int]:
         """Return the first `most` of the numbers whose programs tell a body."""
+        tell_unknown(body["known"])
         functions = self.find(body["path"], body["qualname"])
         lines = lines_of(os.path.join(os.getcwd(), body["path"]))
         codes = [code_with(body, lines, function.__code__) for function in functions]

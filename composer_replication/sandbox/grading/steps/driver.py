@@ -1,9 +1,9 @@
 """The program that does steps over the code under test inside a sandbox, and says what each gave; the host decides.
 
-Its text follows those of `literals`, `operators`, `shipping`, `steps.replay` and `body_trials`. The request comes on stdin; the
-answer goes over the private channel: the request's nonce and zlib-compressed JSON. Each program of steps runs in a fork of this
-process, under limits of the kernel, so that programs know nothing of each other and none is endless. Everything in this process
-may be the agent's: all it could forge is the answer to a question it has to know the answer to.
+Its text follows those of `literals`, `operators`, `shipping`, `calls`, `replay` and `body_trials`. The request comes on stdin;
+the answer goes over the private channel: the request's nonce and zlib-compressed JSON. Each program of steps runs in a fork of
+this process, under limits of the kernel, so that programs know nothing of each other and none is endless. Everything in this
+process may be the agent's: all it could forge is the answer to a question it has to know the answer to.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import resource
 import sys
 import zlib
+from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,15 @@ def answer(request: dict[str, Any]) -> list[Any]:
     gc.freeze()  # so that a collection in a fork does not copy every page
     if request["mode"] == "run":
         return [in_fork(partial(run, program), **limits) for program in programs]
-    return [in_fork(partial(examine, program, lines=request["mode"] == "lines"), **limits) for program in programs]
+    known = defaultdict(set, {function: set(calls) for function, calls in (request["known"] or {}).items()})
+    found = []
+    for program in programs:
+        seen = in_fork(partial(examine, program, watch=request["watch"], known=known), **limits)
+        if seen is not None and request["known"] is None:  # from now on they are known
+            for function, calls in seen["calls"].items():
+                known[function].update(call for call, _ in calls)
+        found.append(seen)
+    return found
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Doing the steps of a program over the code under test inside a sandbox, each program in a fork under limits of the kernel.
 
-The text of this module runs behind those of `literals`, `operators` and `shipping`, in front of `body_trials` and `steps.driver`.
+The text of this module runs behind those of `literals`, `operators`, `shipping` and `calls`, in front of those of `body_trials`
+and `driver`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
     from composer_replication.sandbox.grading.literals import MOST_ITEMS, OPAQUE, decode, encode_items, encode_result
+    from composer_replication.sandbox.grading.steps.calls import Calls, KnownCalls
     from composer_replication.sandbox.grading.steps.operators import operate
     from composer_replication.sandbox.grading.steps.shipping import rebuild
 
@@ -103,14 +105,14 @@ class Replay:
 
 
 class Witness:
-    """Sees which lines and functions of the tree a program runs, and whether it asks the clock or the machine."""
+    """Sees which lines of the tree a program runs and what it calls there, and whether it asks the clock or the machine."""
 
-    def __init__(self, *, lines: bool) -> None:
+    def __init__(self, watch: str) -> None:
         self.root = os.getcwd() + os.sep
         self.inside: dict[CodeType, str] = {}
-        self.wants_lines = lines
+        self.wants_calls, self.wants_lines = watch != "answers", watch == "lines"
         self.lines: set[tuple[str, int]] = set()
-        self.entered: set[tuple[str, str]] = set()
+        self.calls = Calls()
         self.unsteady = False
 
     def path_of(self, code: CodeType) -> str:
@@ -129,10 +131,12 @@ class Witness:
         return self.trace
 
     def profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call":
-            path = self.path_of(frame.f_code)
-            if path:
-                self.entered.add((path, frame.f_code.co_qualname))
+        if event in ("call", "return"):
+            path = self.path_of(frame.f_code) if self.wants_calls else ""
+            if path and event == "call":
+                self.calls.begin(path, frame)
+            elif path:
+                self.calls.end(frame, argument)
         elif event == "c_call" and isinstance(argument, BuiltinFunctionType) and argument.__name__ in _UNSTEADY:
             self.unsteady = self.unsteady or not frame.f_code.co_filename.startswith("<frozen importlib")
 
@@ -152,17 +156,22 @@ def run(program: Program) -> list[Any]:
     return [replay.answer(number, step) for number, step in program]
 
 
-def examine(program: Program, *, lines: bool) -> dict[str, Any]:
-    """Return the answers, what trusted code ran for them (`lines`, `entered`, `unsteady`, `seconds`), and which steps gave
-    `iterators`."""
-    witness, replay = Witness(lines=lines), Replay()
+def examine(program: Program, *, watch: str, known: KnownCalls) -> dict[str, Any]:
+    """Return the answers, what trusted code ran for them (`lines`; `calls` that are not known and `steps` that lead to
+    some, by function; `unsteady`; `seconds`), and which steps gave `iterators`. `watch` is "answers", "calls" or "lines":
+    each has what those before it have."""
+    witness, replay = Witness(watch), Replay()
     started = time.process_time()
+    answers = []
     with witness:
-        answers = [replay.answer(number, step) for number, step in program]
+        for number, step in program:
+            witness.calls.step = number
+            answers.append(replay.answer(number, step))
     return {
         "answers": answers,
         "lines": sorted(witness.lines),
-        "entered": sorted(witness.entered),
+        "calls": witness.calls.without(known),
+        "steps": {function: sorted(steps) for function, steps in witness.calls.steps.items()},
         "unsteady": witness.unsteady,
         "iterators": [number for number, made in replay.made.items() if hasattr(type(made), "__next__")],
         "seconds": time.process_time() - started,

@@ -1,4 +1,5 @@
-"""The TaskSpec in another author's folder: data of the right types, in sane measure, that names nothing outside of its tree."""
+"""The TaskSpec of a folder that anybody may have written: data of the right types, in sane measure, that names nothing outside of
+its tree."""
 
 from __future__ import annotations
 
@@ -27,6 +28,18 @@ def read_spec(text: bytes) -> TaskSpec:
     """
     try:
         data = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its JSON is too deep") from error
+    return spec_of(data)
+
+
+def spec_of(data: Any) -> TaskSpec:
+    """Return the `TaskSpec` that plain data hold.
+
+    Raises:
+        ValueError: it is not a task; says what is wrong with it.
+    """
+    try:
         _refuse_surrogates(json.dumps(data, ensure_ascii=False))
         spec = from_json(TaskSpec, data)
         _check(spec)
@@ -77,6 +90,7 @@ def _check(spec: TaskSpec) -> None:
 
 def _check_program(program: HeldOutProgram) -> None:
     _demand(_strings((program.steps, program.expected, program.uses)), "a held-out program is not text")
+    _demand(isinstance(program.new_calls, int), "a number of new calls is not a number")
     _demand(len(program.steps) + len(program.expected) <= _LONGEST_PROGRAM, "a held-out program is too long")
     steps, expected = json.loads(program.steps), json.loads(program.expected)
     _demand(isinstance(steps, list) and isinstance(expected, list), "a held-out program is no list of steps")
