@@ -389,6 +389,54 @@ def test_the_stub_is_tried_on_what_tells_the_others(recorded, known, runner):
     ]
 
 
+KNOWN_CALLS = """
+def triple(x):
+    doubled = x + x
+    return doubled + x
+
+
+def upto(most):
+    yield from range(most)
+
+
+class Pair:
+    def __init__(self, one, other):
+        self.one, self.other = one, other
+
+    def sum(self):
+        found = self.one + self.other
+        return found
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "at_import", ["", "\ntriple(9), list(upto(9)), Pair(9, 9).sum()\n"], ids=["in the function", "in a changed file"]
+)
+def test_known_calls_are_answered_as_the_gold_code_does(tmp_path, runner, at_import):
+    source = KNOWN_CALLS + at_import
+    (tmp_path / "stack.py").write_text(source)
+    steps = [
+        *(call("stack:triple", number) for number in range(3)),
+        *([*call("stack:upto", number), (1, {"do": "items", "of": ["step", 0]})] for number in range(3)),
+        *(
+            [*call("stack:Pair", number, 1), (1, {"do": "method", "of": ["step", 0], "name": "sum", "args": []})]
+            for number in range(3)
+        ),
+    ]
+    tree = Tree(base=tmp_path)
+    found = examine_programs(runner, tree, steps, watch="calls")
+    programs = [Known(program, seen["answers"]) for program, seen in zip(steps, found, strict=True)]
+    for name, first, body in (("triple", 0, "return None"), ("upto", 3, "return [7]"), ("Pair.sum", 6, "return self.other")):
+        known = [number for seen in found[first : first + 2] for number, _ in seen["calls"][f"stack.py::{name}"]]
+        one = trial(source, name, body, [0, 1, 2, 3, 4, 5, 6, 7, 8])
+        assert try_bodies(runner, tree, programs, [replace(one, known=known)]) == [[first + 2]], name
+        assert try_bodies(runner, tree, programs, [replace(one, known=known, least=2)]) == [[]], "one is too few"
+        told = try_bodies(runner, tree, programs, [replace(one, known=[])])
+        assert set(told[0]) <= {first, first + 1, first + 2}
+        assert len(told[0]) >= 2, name
+
+
 RAISING = """
 class ShopError(Exception):
     def __init__(self, code):

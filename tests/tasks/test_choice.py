@@ -25,9 +25,11 @@ def runner() -> CodeRunner:
     return CodeRunner(sandbox=open_sandbox(), python=Path(sys.executable), limits=Limits(wall_s=60, cpu_s=60))
 
 
-def book(runner: CodeRunner, tree: Path) -> HiddenBook:
-    """Programs that call the function with 0 to 19."""
+def book(runner: CodeRunner, tree: Path, tested: int) -> HiddenBook:
+    """Programs that call the function with 0 to 19, of which the tests make the first `tested` calls."""
     steps = [[(0, {"do": "call", "of": ["named", "m:scale"], "args": [number]})] for number in range(20)]
+    seen = examine_programs(runner, Tree(base=tree), steps, watch="lines")
+    calls = [found["calls"]["m.py::scale"] for found in seen if found is not None]
     programs = [
         ObservedProgram(
             steps=program,
@@ -35,18 +37,21 @@ def book(runner: CodeRunner, tree: Path) -> HiddenBook:
             entered=frozenset({"m.py::scale"}),
             lines={"m.py": [line for _, line in found["lines"]]},
             cpu_s=0.01,
-            new_calls={"m.py::scale": [answer for _, answer in found["calls"]["m.py::scale"]]},
+            new_calls={"m.py::scale": [answer for _, answer in calls[number]]} if number >= tested else {},
         )
-        for program, found in zip(steps, examine_programs(runner, Tree(base=tree), steps, watch="lines"), strict=True)
+        for number, (program, found) in enumerate(zip(steps, seen, strict=True))
         if found is not None
     ]
-    return HiddenBook(programs=programs, known={}, anti_tests=(), notes=())
+    known = {"m.py::scale": [call for one in calls[:tested] for call, _ in one]}
+    return HiddenBook(programs=programs, known=known, anti_tests=(), notes=())
 
 
-def chosen(runner: CodeRunner, tree: Path, task: str, *, functions: bool = True, gold: bytes = GOLD) -> HeldOutChecks:
+def chosen(
+    runner: CodeRunner, tree: Path, task: str, *, functions: bool = True, gold: bytes = GOLD, tested: int = 0
+) -> HeldOutChecks:
     (tree / "m.py").write_bytes(gold)
     return choose_proven(
-        book(runner, tree),
+        book(runner, tree, tested),
         find_functions("m.py", gold)[0] if functions else [],
         frozenset(),
         runner=runner,
@@ -104,6 +109,41 @@ def test_a_joined_task_that_loses_programs_is_weak(tmp_path: Path, runner: CodeR
     left = prove_programs(checks, runner, Tree(base=tmp_path, changes={"m.py": at_five.encode()}))
     assert len(left.programs) == len(checks.programs) - 1
     assert left.weakness == "some held-out programs did not hold"
+
+
+STUB = "def scale(x):\n    raise NotImplementedError\n"
+BY_HEART = "the tests' answers by heart satisfy its held-out programs: otherwise "
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gold", "tested", "weakness"),
+    [
+        (GOLD, 20, BY_HEART + "`return None` in scale"),
+        (GOLD, 19, BY_HEART + "`return 56` in scale"),
+        (b"def scale(x):\n    return x * 3 - 1 if x < 10 else 7\n", 10, BY_HEART + "`return 7` in scale"),
+        (b"def scale(x):\n    return x * 3 - 1 if x < 10 else x\n", 10, BY_HEART + "`return x` in scale"),
+        (
+            b"def scale(x):\n    return [x] if x < 10 else {x // 100}\n",
+            10,
+            "its held-out programs ask for one answer alone: scale",
+        ),
+        (b"def scale(x):\n    return x > 3 and x != 15\n", 10, BY_HEART + "`return True` in scale"),
+    ],
+    ids=["nothing new", "one new call", "one new answer", "an argument", "one object", "hardly ever false"],
+)
+def test_what_can_be_learnt_by_heart_is_weak(tmp_path: Path, runner: CodeRunner, gold: bytes, tested: int, weakness: str) -> None:
+    assert chosen(runner, tmp_path, STUB, gold=gold, tested=tested).weakness == weakness
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("default", ["None", "False", "1", "x", "29", "56"])
+def test_a_table_of_all_tested_calls_fails_a_strong_task(tmp_path: Path, runner: CodeRunner, default: str) -> None:
+    checks = chosen(runner, tmp_path, STUB, tested=10)
+    assert checks.weakness == ""
+    assert any(program.new_calls == 0 for program in checks.programs)
+    table = f"def scale(x):\n    return x * 3 - 1 if x < 10 else {default}\n"
+    assert wrong_programs(runner, Tree(base=tmp_path, changes={"m.py": table.encode()}), checks.programs)[0]
 
 
 def _answer(checks: HeldOutChecks) -> str:

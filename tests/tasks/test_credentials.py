@@ -177,7 +177,7 @@ def test_a_candidate_with_one_is_dropped_and_counted(built: tuple[Path, Complete
     out, done = built
     record = json.loads((out / "build.json").read_text())
     assert record["dropped"] == [
-        {"what": "shop.py::open_till", "reason": "a credential is in its code (--allow-credentials)"},
+        {"what": "shop.py::open_till", "reason": "a credential is in its code (--allow-credentials)", "detail": ""},
     ]
     assert len(record["tasks"]) == 1
     assert "a credential is in its code (--allow-credentials)" in done.stdout

@@ -278,6 +278,11 @@ def test_forgeable_tasks_are_left_out_or_counted(write_project, tmp_path):
     }
     report = build_tasks(str(project), tmp_path / "some", BuildOptions())
     assert (len(report.tasks), report.forgeable) == (1, 0)
+    record = json.loads((tmp_path / "some" / "build.json").read_text())
+    assert {entry["what"]: entry["detail"] for entry in record["dropped"]} == {
+        "shop.py::later": weak["later"],
+        "shop.py::zero": weak["zero"],
+    }
     assert {entry.what: entry.reason for entry in report.dropped} == {
         "shop.py::later": "forgeable (--forgeable keeps it): no held-out program runs it",
         "shop.py::zero": "forgeable (--forgeable keeps it): a trivial body satisfies its held-out programs",

@@ -61,6 +61,8 @@ class Skipped:
 
     what: str
     reason: str
+    detail: str = ""
+    """What the reason says for this one alone, such as the program that forges its reward."""
 
 
 def split_lines(source: bytes) -> list[bytes]:

@@ -72,7 +72,7 @@ class Decider:
             if verdict is None:
                 return "budget"
             if verdict.dropped:
-                self.dropped.append(Skipped(verdict.candidate, verdict.dropped))
+                self.dropped.append(Skipped(verdict.candidate, verdict.dropped, verdict.weakness))
             else:
                 self._publish(verdict.task_id)
                 self.tasks.append(verdict.task_id)
