@@ -252,11 +252,7 @@ def _hidden(task: Task) -> str:
         return "none: the task is impossible, and passing it an alarm"
     hidden = task.spec.hidden
     new = sum(program.new_calls > 0 for program in hidden.programs)
-    strength = (
-        f"forgeable: {hidden.weakness}"
-        if task.spec.forgeable
-        else "every trivial body fails, also behind the tests' answers by heart"
-    )
+    strength = f"forgeable: {hidden.weakness}" if task.spec.forgeable else "trivial bodies and the tests' answers by heart fail"
     programs = f"{len(hidden.programs)} held-out programs, {new} of them with calls that no test makes"
     return f"{programs}; {len(hidden.anti_tests)} anti-tests; {strength}"
 

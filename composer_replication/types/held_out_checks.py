@@ -47,8 +47,8 @@ class HeldOutChecks:
     programs: tuple[HeldOutProgram, ...] = ()
     anti_tests: tuple[AntiTest, ...] = ()
     weakness: str = ""
-    """Why the programs are no evidence that the feature is there, such as a trivial body that satisfies them; details come after
-    a colon. Empty when every trivial body that was tried fails; never empty without programs."""
+    """Why the programs are no evidence that the feature is there, such as a trivial body, alone or behind the tests' answers,
+    that satisfies them; details come after a colon. Empty when every mutant fails that was tried; never without programs."""
     profile: GoldProfile | None = None
     """What the gold code needs; None where nothing recorded it."""
 

@@ -43,7 +43,8 @@ def _log(function):
     def logged(*args, **named):
         bound = signature.bind(*args, **named)
         bound.apply_defaults()
-        key = _key(bound.arguments.values())
+        names = function.__code__.co_varnames
+        key = _key([bound.arguments[name] for name in names if name in bound.arguments])
         try:
             result = function(*args, **named)
         except Exception as error:

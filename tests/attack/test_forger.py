@@ -29,14 +29,19 @@ def test_the_forger_is_rewarded_by_tests_and_anti_tests_and_never_here(task, san
 
 @pytest.mark.slow
 def test_answers_by_heart_are_never_enough(task, methods, sandbox):
-    tried = {}
+    tried, answered = {}, []
     for name, one in {"discounted": task, **methods}.items():
         for learner, workspace in learnt(one, PYTHON, sandbox):
             assert reward(without_hidden_checks(one), one, workspace, sandbox) == 1.0, (name, learner)
             assert reward(one.spec, one, workspace, sandbox) == 0.0, (name, learner)
             tried.setdefault(name, []).append(learner)
+            if "table" in learner:
+                path, source = next(iter(workspace.items()))
+                unforged = {path: source.replace(b"\n_forge()\n", b"\n")}
+                answered += [name] * (reward(without_hidden_checks(one), one, unforged, sandbox) == 1.0)
     assert len(tried) >= 4, tried
     assert all(any("table" in learner for learner in learners) for learners in tried.values())
+    assert len(set(answered)) >= 3, "tables answer every visible test, forged or not, of functions without side effects"
 
 
 def reward(spec, task, workspace, sandbox):

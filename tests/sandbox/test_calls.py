@@ -1,4 +1,4 @@
-"""Two calls are described alike exactly when their arguments are alike."""
+"""Calls are described alike when their arguments are alike, and otherwise when a difference can be seen."""
 
 from __future__ import annotations
 
@@ -33,7 +33,12 @@ class Loud(list[Any]):
     def __iter__(self) -> Any:
         raise AssertionError
 
-    __repr__ = __eq__ = __hash__ = __len__ = __getattribute__ = __reduce__ = __reduce_ex__ = __iter__  # type: ignore[assignment]
+    __repr__ = __eq__ = __hash__ = __len__ = __reduce__ = __reduce_ex__ = __iter__  # type: ignore[assignment]
+
+
+class Holding:
+    def __init__(self, held: object) -> None:
+        self.held = held
 
 
 class Bare:
@@ -46,8 +51,12 @@ class Colour(enum.Enum):
     BLUE = 2
 
 
+def around(number: int) -> Any:
+    return lambda: number
+
+
 Point = collections.namedtuple("Point", "x y")
-PAIRS = [
+PAIRS: list[tuple[object, object]] = [
     (1, 2),
     (1, True),
     (1, "1"),
@@ -63,6 +72,7 @@ PAIRS = [
     (Slotted(1, 2), Slotted(1, 3)),
     (Loud([1], "a"), Loud([2], "a")),
     (Loud([1], "a"), Loud([1], "b")),
+    (Holding(Loud([1], "a")), Holding(Loud([1], "b"))),
     (ValueError("a"), ValueError("b")),
     (ValueError("a"), KeyError("a")),
     (Colour.RED, Colour.BLUE),
@@ -76,6 +86,9 @@ PAIRS = [
     (collections.deque([1]), collections.deque([2])),
     (functools.partial(int, base=2), functools.partial(int, base=3)),
     ([].append, [1].append),
+    (lambda x: x * 2, lambda x: x * 3),
+    (lambda x=1: x, lambda x=2: x),
+    (around(1), around(2)),
     (10**5000, 10**5000 + 1),
     (len, sum),
     (int, str),
@@ -124,7 +137,7 @@ def test_what_has_no_end_has_a_description() -> None:
 def test_the_arguments_of_a_call_are_what_the_function_is_given() -> None:
     def function(a: object, /, b: object = 2, *rest: object, c: object = 3, **named: object) -> object:
         local = (a, b, rest, c, named)
-        return local
+        return local[0]
 
     code = function.__code__
     values = {"a": 1, "b": 2, "rest": (), "c": 3, "named": {}}
@@ -138,7 +151,9 @@ def test_a_plain_answer_is_written_as_python_reads_it(plain: object) -> None:
     assert answer_of(plain) == repr(plain)
 
 
-@pytest.mark.parametrize("other", [float("nan"), float("inf"), {1}, 10**5000, "a" * 1000, Slotted(1, 2), [Slotted(1, 2)]])
+@pytest.mark.parametrize(
+    "other", [float("nan"), float("inf"), {1}, 10**5000, "a" * 1000, Slotted(1, 2), [Slotted(1, 2)]], ids=range(7)
+)
 def test_another_answer_is_a_checksum(other: object) -> None:
     assert re.fullmatch("#[0-9]+", answer_of(other))
 
@@ -187,7 +202,7 @@ def test_calls_are_counted_once_with_what_they_return() -> None:
     calls = watched(work)
     assert list(calls.of["m.py::plain"].values()) == ["30", "10", "0"]
     assert list(calls.of["m.py::counting"].values()) == [None], "a generator that goes on makes no new call"
-    assert list(calls.of["m.py::failing"].values()) == ["None", "7"]
+    assert list(calls.of["m.py::failing"].values()) == ["None", "7"], "an exception is told by a trace alone"
     known = {"m.py::plain": set(calls.of["m.py::plain"])}
     assert calls.without(known)["m.py::plain"] == []
     assert len(calls.without(known)["m.py::failing"]) == 2

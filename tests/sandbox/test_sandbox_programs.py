@@ -281,8 +281,8 @@ def recorded(tmp_path_factory):
     tree = Tree(base=root, changes={"test_stack.py": instrument(SUITE).encode()})
     run, recording = record_steps(runner, tree, sources=["stack.py"])
     assert run.passed, run.failures
-    programs, _ = programs_of(recording, set(run.outcomes))
-    found = examine_programs(runner, Tree(base=root), [program.steps for program in programs], watch="lines", hash_seed=3)
+    programs = programs_of(recording, set(run.outcomes))
+    found = examine_programs(runner, Tree(base=root), [program.steps for program in programs], lines=True, hash_seed=3)
     return root, programs, found
 
 
@@ -425,7 +425,7 @@ def test_known_calls_are_answered_as_the_gold_code_does(tmp_path, runner, at_imp
         ),
     ]
     tree = Tree(base=tmp_path)
-    found = examine_programs(runner, tree, steps, watch="calls")
+    found = examine_programs(runner, tree, steps, lines=True)
     programs = [Known(program, seen["answers"]) for program, seen in zip(steps, found, strict=True)]
     for name, first, body in (("triple", 0, "return None"), ("upto", 3, "return [7]"), ("Pair.sum", 6, "return self.other")):
         known = [number for seen in found[first : first + 2] for number, _ in seen["calls"][f"stack.py::{name}"]]
@@ -479,7 +479,7 @@ def test_what_tests_look_at_in_an_exception_is_looked_at(tmp_path, runner):
     tree = Tree(base=tmp_path, changes={"test_shop.py": instrument(EXPECTING).encode()})
     run, recording = record_steps(runner, tree, sources=["shop.py"])
     assert run.passed, run.failures
-    programs = {p.test.partition("::")[2]: p.steps for p in programs_of(recording, set(run.outcomes))[0]}
+    programs = {p.test.partition("::")[2]: p.steps for p in programs_of(recording, set(run.outcomes))}
     examined = dict(zip(programs, examine_programs(runner, Tree(base=tmp_path), list(programs.values())), strict=True))
     answers = {test: [a[1] for a in seen["answers"] if a[0] == "returns"] for test, seen in examined.items()}
     assert answers == {

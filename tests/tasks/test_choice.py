@@ -28,7 +28,7 @@ def runner() -> CodeRunner:
 def book(runner: CodeRunner, tree: Path, tested: int) -> HiddenBook:
     """Programs that call the function with 0 to 19, of which the tests make the first `tested` calls."""
     steps = [[(0, {"do": "call", "of": ["named", "m:scale"], "args": [number]})] for number in range(20)]
-    seen = examine_programs(runner, Tree(base=tree), steps, watch="lines")
+    seen = examine_programs(runner, Tree(base=tree), steps, lines=True)
     calls = [found["calls"]["m.py::scale"] for found in seen if found is not None]
     programs = [
         ObservedProgram(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from composer_replication.sandbox.grading.literals import differs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
@@ -18,8 +18,6 @@ from composer_replication.types.held_out_checks import HeldOutProgram
 Step: TypeAlias = dict[str, Any]
 Steps: TypeAlias = Sequence[tuple[int, Step]]
 """A program: each step with the number by which later ones name its result."""
-
-Watch: TypeAlias = Literal["answers", "calls", "lines"]
 
 _DRIVER = ("literals", "steps/operators", "steps/shipping", "steps/calls", "steps/replay", "steps/body_trials", "steps/driver")
 """Modules whose texts are the program in the sandbox."""
@@ -57,24 +55,38 @@ def record_steps(
     return run, Recording(steps=found["steps"], facts=facts)
 
 
+def watch_calls(
+    runner: CodeRunner, tree: Tree, *, sources: Sequence[str], tests: Sequence[str] = ()
+) -> tuple[TestRun, Mapping[str, Sequence[int]]]:
+    """Run all tests of a tree, and return the calls that are made meanwhile of each function of `sources`
+    (`steps.calls.call_of`), by `path::name`; none where the run ended early.
+
+    Raises:
+        SandboxError: the sandbox broke.
+    """
+    texts = [text_of(name) for name in ("steps/calls", "steps/watcher")]
+    run, seen = runner.run_observed(tree, {"programs": texts, "options": {"sources": list(sources)}}, tests)
+    return run, seen or {}
+
+
 def examine_programs(
     runner: CodeRunner,
     tree: Tree,
     programs: Sequence[Steps],
     *,
-    watch: Watch = "answers",
+    lines: bool = False,
     known: Mapping[str, Sequence[int]] | None = None,
     hash_seed: int = 0,
 ) -> list[dict[str, Any] | None]:
     """Do programs over trusted code, and report what each answered and ran (`steps.replay.examine`).
 
     Args:
-        watch: what is reported besides the answers: the calls, or the calls and lines.
+        lines: report calls and lines too.
         known: calls that are not reported, by function. Where it is None, a call is reported of the first program that makes it.
 
     None stands for a program that did not get to its end; all are None when the sandbox ended early. Raises SandboxError.
     """
-    request = {"mode": "examine", "watch": watch, "programs": list(programs), "known": known}
+    request = {"mode": "examine", "lines": lines, "programs": list(programs), "known": known}
     answers = _ask(runner, tree, request, gold=True, hash_seed=hash_seed)[1]
     return answers if answers is not None and len(answers) == len(programs) else [None] * len(programs)
 

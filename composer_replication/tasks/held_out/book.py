@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from composer_replication.languages.python.instrument import instrument
 from composer_replication.sandbox.grading.literals import OPAQUE
-from composer_replication.sandbox.grading.programs import Steps, Watch, examine_programs, record_steps
+from composer_replication.sandbox.grading.programs import Steps, examine_programs, record_steps, watch_calls
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Ending, Tree
 from composer_replication.tasks.files import tree_files
@@ -41,6 +41,10 @@ _FEW, _FEW_ANSWERS = 5, 3
 """Programs with a new call of a function, and different answers to these, below which more variations are tried."""
 _AIMS, _TOWARDS = 4, 5
 """Programs of a function that these are made from, and how many of each."""
+_ROUNDS = 3
+"""Rounds of these, each for the functions that the one before brought further and not far enough."""
+_NEW_CALLS = 20
+"""New calls of a function whose answers are kept of one program."""
 _SLOW_S = 0.2
 _MISUSE = frozenset({"TypeError", "AttributeError", "NameError", "RecursionError", "MemoryError", "SystemExit", "TimeoutError"})
 """Exceptions never expected of a varied program."""
@@ -97,46 +101,45 @@ def make_hidden_book(runner: CodeRunner, tree: Path, *, layout: RepositoryLayout
         SandboxError: the sandbox broke.
     """
     rng = random.Random(seed)
-    recorded, others, why_no_programs = _recorded(runner, tree, layout, passing)
-    seen = _examined(runner, tree, [program.steps for program in recorded], "lines")
-    known = _known_calls([*seen, *_examined(runner, tree, others, "calls")])
+    recorded, why_no_programs = _recorded(runner, tree, layout, passing)
+    steps = [program.steps for program in recorded]
+    seen = examine_programs(runner, Tree(base=tree), steps, lines=True) if recorded else []
+    known, why_not_watched = _known_calls(runner, tree, layout, seen) if recorded else ({}, "")
     programs = _Examiner(runner, tree, known).programs(recorded, seen, rng)
     tests, why_no_tests = make_anti_tests(runner, tree, passing, rng)
     return HiddenBook(
         programs=programs,
         known=known,
         anti_tests=tests,
-        notes=[why for why in (why_no_programs, why_no_tests) if why],
+        notes=[why for why in (why_no_programs, why_not_watched, why_no_tests) if why],
     )
 
 
-def _recorded(
-    runner: CodeRunner, tree: Path, layout: RepositoryLayout, passing: Set[str]
-) -> tuple[list[RecordedProgram], list[Steps], str]:
-    """Return the programs of the tests, the steps of other tests, or why there are none."""
+def _recorded(runner: CodeRunner, tree: Path, layout: RepositoryLayout, passing: Set[str]) -> tuple[list[RecordedProgram], str]:
+    """Return the programs of the tests, or why there are none."""
     rewritten = _rewritten_tests(tree, layout)
     run, recording = record_steps(runner, Tree(base=tree, changes=rewritten), sources=layout.sources, tests=layout.tests)
     if run.ending is not Ending.EXITED:
-        return [], [], f"no held-out programs: recording what the tests do ended early ({run.ending})"
+        return [], f"no held-out programs: recording what the tests do ended early ({run.ending})"
     held = {test for test, outcome in run.outcomes.items() if outcome.value == "passed"}
-    recorded, others = programs_of(recording, passing & held)
-    return (
-        recorded,
-        others,
-        "" if recorded else "no held-out programs: the tests do nothing with the project that can be written down",
-    )
+    recorded = programs_of(recording, passing & held)
+    return recorded, "" if recorded else "no held-out programs: the tests do nothing with the project that can be written down"
 
 
-def _examined(runner: CodeRunner, tree: Path, programs: Sequence[Steps], watch: Watch) -> list[Mapping[str, Any] | None]:
-    return list(examine_programs(runner, Tree(base=tree), programs, watch=watch)) if programs else []
-
-
-def _known_calls(seen: Sequence[Mapping[str, Any] | None]) -> dict[str, list[int]]:
+def _known_calls(
+    runner: CodeRunner, tree: Path, layout: RepositoryLayout, seen: Sequence[Mapping[str, Any] | None]
+) -> tuple[dict[str, list[int]], str]:
+    """Return the calls of each function that the tests make, by its key, and why some may be missing."""
+    run, watched = watch_calls(runner, Tree(base=tree), sources=layout.sources, tests=layout.tests)
     found: dict[str, dict[int, None]] = defaultdict(dict)
     for one in seen:
         for function, calls in one["calls"].items() if one is not None else ():
             found[function].update((call, None) for call, _ in calls)
-    return {function: list(calls) for function, calls in found.items()}
+    for function, numbers in watched.items():
+        found[function].update(dict.fromkeys(numbers))
+    ended = run.ending is Ending.EXITED
+    why = "" if ended else f"only recorded calls count as known: the tests, watched, ended early ({run.ending})"
+    return {function: list(numbers) for function, numbers in found.items()}, why
 
 
 _Times: TypeAlias = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
@@ -161,8 +164,8 @@ class _Examiner:
     def programs(
         self, recorded: Sequence[RecordedProgram], seen: Sequence[Mapping[str, Any] | None], rng: random.Random
     ) -> list[ObservedProgram]:
-        """Return programs for each function. Variations are tried twice: first of all programs, then towards those functions
-        of which few variations make a new call."""
+        """Return programs for each function. Variations are tried of all programs, then towards those functions of which few
+        variations make a new call."""
         numbers = _taken(recorded, seen)
         taken, first = [recorded[number] for number in numbers], [seen[number] for number in numbers]
         variations = Variations([program.steps for program in taken], rng)
@@ -173,19 +176,22 @@ class _Examiner:
             _observed(program.steps, (*time, one), self.errors.of(program.test), new_calls={})
             for program, time, one in zip(taken, origins, first, strict=True)
         ]
+        telling = {number for number, program in enumerate(found) if program is not None and program.informative}
         found += self.kept(varied, rest, taken, origins)
-        poor = _poor([program for program in found if program is not None])
-        telling = {number for number, program in enumerate(found[: len(taken)]) if program is not None and program.informative}
-        aims = [aim for function in sorted(poor) for aim in _aims(function, taken, first, telling)]
-        varied = [_Varied(*one) for number, leading in aims for one in variations.draw_towards(number, leading, _TOWARDS)]
-        found += self.kept(varied, self.times([one.steps for one in varied]), taken, origins)
+        poor = _poor(found)
+        for _ in range(_ROUNDS):
+            aims = [aim for function in sorted(poor) for aim in _aims(function, taken, first, telling)]
+            varied = [_Varied(*one) for number, leading in aims for one in variations.draw_towards(number, leading, _TOWARDS)]
+            more = self.kept(varied, self.times([one.steps for one in varied]), taken, origins)
+            found += more
+            poor = _poor(found) & {function for program in more if program is not None for function in program.new_calls}
         return [program for program in found if program is not None and program.informative]
 
     def times(self, programs: Sequence[Steps]) -> list[_Times]:
         """Examine programs twice, in another order and with other hashes."""
         if not programs:
             return []
-        lined = examine_programs(self.runner, self.tree, programs[::-1], watch="lines", known=self.known, hash_seed=1)[::-1]
+        lined = examine_programs(self.runner, self.tree, programs[::-1], lines=True, known=self.known, hash_seed=1)[::-1]
         again = examine_programs(self.runner, self.tree, programs, hash_seed=2)
         return list(zip(lined, again, strict=True))
 
@@ -197,7 +203,8 @@ class _Examiner:
         for one, (lined, again) in zip(varied, times, strict=True):
             origin, parent = origins[one.parent][0], taken[one.parent]
             if origin is not None and lined is not None and _does_nothing_new(one.steps, lined, parent.steps, origin):
-                answers = {function: [answer for _, answer in calls] for function, calls in lined["calls"].items() if calls}
+                new = {function: calls[:_NEW_CALLS] for function, calls in lined["calls"].items() if calls}
+                answers = {function: [answer for _, answer in calls] for function, calls in new.items()}
                 named = self.errors.of(parent.test) - _MISUSE
                 found.append(_observed(one.steps, (lined, again), named, new_calls=answers))
         return found
@@ -253,8 +260,9 @@ def _wanted(seen: Sequence[Mapping[str, Any] | None]) -> list[int]:
     return [max(_VARIATIONS, min(_MOST_VARIATIONS, 2 * _PER_FUNCTION // rare)) if rare else 0 for rare in rarest]
 
 
-def _poor(programs: Sequence[ObservedProgram]) -> set[str]:
-    """Return the functions of which few programs make a new call, or all new calls return the same."""
+def _poor(observed: Sequence[ObservedProgram | None]) -> set[str]:
+    """Return the functions of which few programs make a new call, or new calls have few answers."""
+    programs = [program for program in observed if program is not None]
     functions = {function for program in programs for function in program.entered}
     counts = Counter(function for program in programs for function in program.new_calls)
     answers: dict[str, set[str | None]] = defaultdict(set)

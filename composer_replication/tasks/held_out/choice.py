@@ -131,7 +131,7 @@ def _mutants_of(function: Function, book: HiddenBook, rng: random.Random) -> _Mu
     new = [number for number in rest if function.key in programs[number].new_calls]
     old = [number for number in rest if function.key not in programs[number].new_calls]
     pool = [*pool, *(number for turn in _in_turns([new[: _POOL // 2], old[: _POOL // 2]]) for number in turn)][:_POOL]
-    asking = [number for number in (*new, *pool) if function.key in programs[number].new_calls][:_POOL]
+    asking = [number for number in dict.fromkeys((*new, *pool)) if function.key in programs[number].new_calls][:_POOL]
     others = bodies_by_heart(function)
     behind = list(dict.fromkeys((*_constants(function, book, asking), *others)))
     trivial = [body for body in trivial_bodies(function) if body != STUB and body not in others]
@@ -165,10 +165,16 @@ def _turned(numbers: Sequence[int], at: int) -> list[int]:
 
 
 def _constants(function: Function, book: HiddenBook, numbers: Sequence[int]) -> list[str]:
-    """Return bodies that give the answers which are most frequent among new calls of the function."""
+    """Return bodies that give the answers, and raise the exceptions, which are most frequent among new calls of the function."""
     new = Counter(answer for number in numbers for answer in book.programs[number].new_calls.get(function.key, ()))
     written = [answer for answer, _ in new.most_common() if answer is not None and not answer.startswith("#")]
-    return [f"return {answer}" for answer in written[:_CONSTANTS]]
+    return [_raising(answer) if answer.startswith("!") else f"return {answer}" for answer in written[:_CONSTANTS]]
+
+
+def _raising(answer: str) -> str:
+    """Return a body that raises an exception, which `steps.calls.Calls` names."""
+    module, _, name = answer.removeprefix("!").partition(":")
+    return f"raise {name}" if module == "builtins" else f"raise __import__({module!r}, fromlist=['']).{name}"
 
 
 def _covering(function: Function, numbers: Sequence[int], programs: Sequence[ObservedProgram]) -> list[int]:

@@ -13,7 +13,7 @@ from composer_replication.sandbox.grading.programs import Recording, Step, Steps
 _PIECES = (8, 24, 60)
 """Steps that touch the project, from the start of a test, after which a program of its own ends."""
 _PER_TEST_FUNCTION = 12
-_MOST_PROGRAMS, _MOST_OTHERS = 2000, 4000
+_MOST_PROGRAMS = 2000
 _LOOKS_PER_CLASS, _OBJECTS_LOOKED_AT = 6, 4
 _LOOKING = frozenset(f"builtins:{name}" for name in ("len", "list", "repr", "str", "sorted", "bool", "dict", "tuple", "set"))
 _FIRST_LOOK = 1_000_000
@@ -28,9 +28,8 @@ class RecordedProgram:
     steps: Steps
 
 
-def programs_of(recording: Recording, passing: Set[str]) -> tuple[list[RecordedProgram], list[Steps]]:
-    """Return the different programs of the passing tests, at most so many of a test function and in all; and the whole steps of
-    those tests that are left out for this."""
+def programs_of(recording: Recording, passing: Set[str]) -> list[RecordedProgram]:
+    """Return the different programs of the passing tests, at most so many of a test function and in all."""
     looks = _looks_by_class(recording)
     own: dict[str, list[int]] = defaultdict(list)
     for number, (test, touching, _) in enumerate(recording.facts):
@@ -40,19 +39,15 @@ def programs_of(recording: Recording, passing: Set[str]) -> tuple[list[RecordedP
     for test in own:
         functions[test.partition("[")[0]].append(test)
     found: dict[str, RecordedProgram] = {}
-    others: dict[str, Steps] = {}
     for tests in functions.values():
         count = len(found)
         for test in tests:
             if len(found) - count >= _PER_TEST_FUNCTION or len(found) >= _MOST_PROGRAMS:
-                if len(others) < _MOST_OTHERS:
-                    steps = _renumbered([(number, recording.steps[number]) for number in _closure(own[test], recording)])
-                    others.setdefault(json.dumps(steps), steps)
-                continue
+                break
             for roots in _pieces(own[test]):
                 steps = _renumbered(_with_looks(_closure(roots, recording), recording, looks))
                 found.setdefault(json.dumps(steps), RecordedProgram(test=test, steps=steps))
-    return list(found.values()), list(others.values())
+    return list(found.values())
 
 
 def _pieces(roots: Sequence[int]) -> Iterator[Sequence[int]]:

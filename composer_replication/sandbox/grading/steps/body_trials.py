@@ -47,10 +47,11 @@ def lines_with(body: dict[str, Any], lines: Sequence[bytes], gold: CodeType) -> 
     """Return the lines of a function's body with another one in its place, or, where the answers to `known` calls are given as by
     heart, in front of it for all other calls."""
     text = body["text"]
-    if body["known"] is None or gold.co_flags & CO_ASYNC_GENERATOR:
+    if body["known"] is None:
         return [f"{body['indent']}{text}\n".encode()]
-    if gold.co_flags & CO_GENERATOR and text.startswith("return "):
-        text = f"yield from {text.removeprefix('return ')}; return"
+    if text.startswith("return ") and gold.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
+        items = text.removeprefix("return ")
+        text = "return" if gold.co_flags & CO_ASYNC_GENERATOR or items == "None" else f"yield from {items}; return"
     return [f"{body['indent']}if {_UNKNOWN}(): {text}\n".encode(), *lines[body["first_line"] - 1 : body["last_line"]]]
 
 
@@ -100,12 +101,12 @@ def code_with(body: dict[str, Any], lines: Sequence[bytes], old: CodeType) -> Co
 
 
 def tell_unknown(known: Sequence[int] | None) -> None:
-    """Have bodies ask whether the call of the function that they are in is none of the known ones."""
+    """Have bodies ask whether the call of the function that they are in is none of the known ones; None knows all."""
     calls = frozenset(known or ())
 
     def is_unknown() -> bool:
         frame = sys._getframe(1)
-        return call_of(frame.f_code, frame.f_locals) not in calls
+        return known is not None and call_of(frame.f_code, frame.f_locals) not in calls
 
     vars(builtins)[_UNKNOWN] = is_unknown
 
@@ -212,5 +213,7 @@ class Bodies:
     def try_imported(self, body: dict[str, Any], steady: Sequence[int], most: int) -> list[int]:
         forget_tree()
         replace_body(body)
+        tell_unknown(None)  # what a module calls when it is imported, it calls for every test
         import_modules([self.programs[number] for number in steady])
+        tell_unknown(body["known"])
         return list(itertools.islice((number for number in steady if self.is_wrong(number, self.body_cpu_s[number])), most))

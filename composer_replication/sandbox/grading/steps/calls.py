@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import collections
 import dis
+import itertools
 import math
+import re
 import types
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
@@ -21,29 +23,37 @@ _MOST_LEVELS = 20
 """Levels of values in values that are described."""
 _MOST_CALLS = 400
 """Different calls of one function that are kept of one program."""
-_LONGEST_ANSWER = 300
+_LONGEST_ANSWER = 120
 """Characters of an answer that is kept as it is written; longer ones, and objects, by a checksum."""
 KnownCalls: TypeAlias = "Mapping[str, set[int]]"
 """Calls by the function's `path::name`."""
 _ATOMS = frozenset({float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
-_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-_SUSPENDED = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
+_NAMED = (type, types.ModuleType, types.BuiltinFunctionType)
 _WHOLE: dict[type, Callable[[Any], str]] = {
     int: hex,
     float: float.__repr__,
     str: str.__repr__,
     bytes: bytes.__repr__,
     bytearray: bytearray.__repr__,
+    re.Pattern: lambda pattern: f"{pattern.pattern!r} {pattern.flags}",
 }
 _ORDERED = (list, tuple, collections.deque)
-_PICKLING = ("__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
+_PICKLING = (
+    "__getattr__",
+    "__getattribute__",
+    "__reduce_ex__",
+    "__reduce__",
+    "__getstate__",
+    "__getnewargs__",
+    "__getnewargs_ex__",
+)
 _LONGEST_NUMBER = 2000
 """Bits of an integer that is kept as an answer: Python writes no number of many thousand digits."""
 
 
 class Description:
-    """Writes values as text: by class, content and attributes, sets in the order of their items' texts. Calls no method of the
-    project's."""
+    """Writes values as text: by class, content and attributes, sets in the order of their items' texts. Calls no method that a
+    class of the project defines."""
 
     def __init__(self) -> None:
         self.left = _MOST_PARTS
@@ -67,36 +77,60 @@ class Description:
             self.open.discard(id(value))
 
     def named(self, value: Any) -> list[str]:
-        return [str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", getattr(value, "__name__", "")))]
+        if isinstance(value, types.ModuleType):
+            return [str(getattr_static(value, "__name__"))]
+        owner = value.__self__ if isinstance(value, types.BuiltinFunctionType) else None
+        return [str(value.__qualname__), *([self.of(owner)] if owner is not None else [])]
+
+    def function(self, value: Any) -> list[str]:
+        """Describe a function of Python by its name, instructions, defaults, and what it holds of the functions around it."""
+        code = value.__code__
+        constants = [constant for constant in code.co_consts if type(constant) in _ATOMS or type(constant) is int]
+        cells = [self.cell(cell) for cell in value.__closure__ or ()]
+        held = (code.co_code, code.co_names, constants, value.__defaults__, value.__kwdefaults__)
+        return [f"{value.__module__}.{value.__qualname__}", *map(self.of, held), *cells]
+
+    def cell(self, cell: types.CellType) -> str:
+        try:
+            return self.of(cell.cell_contents)
+        except ValueError:  # nothing is in it yet
+            return ""
 
     def method(self, value: Any) -> list[str]:
-        return [value.__func__.__qualname__, self.of(value.__self__)]
+        return [self.of(value.__func__), self.of(value.__self__)]
 
     def whole(self, value: Any) -> list[str]:
         return [write(value) for kind, write in _WHOLE.items() if isinstance(value, kind)]
 
     def entries(self, value: Any) -> list[str]:
-        return [f"{self.of(key)}:{self.of(item)}" for key, item in dict.items(value)]
+        return [f"{self.of(key)}:{self.of(item)}" for key, item in self.first(dict.items(value))]
 
     def items(self, value: Any) -> list[str]:
         base: Any = next(base for base in _ORDERED if isinstance(value, base))
-        return [self.of(item) for item in base.__iter__(value)]
+        return [self.of(item) for item in self.first(base.__iter__(value))]
+
+    def first(self, items: Iterable[Any]) -> Iterable[Any]:
+        """Return those that there is room for, and one more."""
+        return itertools.islice(items, max(self.left, 0) + 1)
 
     def members(self, value: Any) -> list[str]:
         base: Any = set if isinstance(value, set) else frozenset
+        if base.__len__(value) > self.left:  # the first of them are others with other hashes
+            return [f"{base.__len__(value)} members"]
         return sorted([self.of(item) for item in base.__iter__(value)])
 
     def arguments(self, value: Any) -> list[str]:
         return [self.of(getattr_static(value, "args"))]
 
     def attributes(self, value: Any) -> list[str]:
-        held = dict(getattr_static(value, "__dict__") or {})
+        there = getattr_static(value, "__dict__") if type(value).__dictoffset__ else None
+        held = dict(there) if isinstance(there, dict) else {}
         for name in _SLOTS[type(value)]:
             held.setdefault(name, getattr_static(value, name))
-        return [f"{name}={self.of(item)}" for name, item in sorted(held.items(), key=str)]
+        return [f"{name}={self.of(item)}" for name, item in sorted(held.items(), key=_name_of)]
 
     def reduced(self, value: Any) -> list[str]:
-        """Describe an object of a class written in C as it would be pickled, where it can be."""
+        """Describe an object without attributes as it would be pickled, where that asks no method of the project's."""
         if any(isinstance(getattr(type(value), name, None), types.FunctionType) for name in _PICKLING):
             return []
         try:
@@ -124,6 +158,8 @@ def make_plan(kind: type) -> tuple[str, tuple[Part, ...]]:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if issubclass(kind, _NAMED):
         return name, (Description.named,)
+    if issubclass(kind, types.FunctionType):
+        return name, (Description.function,)
     if issubclass(kind, types.MethodType):
         return name, (Description.method,)
     parts: list[Part] = []
@@ -151,6 +187,10 @@ def slots_of(kind: type) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _name_of(pair: tuple[Any, Any]) -> str:
+    return str(pair[0]) if type(pair[0]) is str else ""
+
+
 def getattr_static(value: Any, name: str) -> Any:
     """Return an attribute by the object's own storage; None where it has none of that name."""
     try:
@@ -175,7 +215,7 @@ def call_of(code: CodeType, values: dict[str, Any]) -> int:
     described = Description()
     try:
         return checksum("\n".join(described.of(values[name]) for name in code.co_varnames[:count] if name in values))
-    except RecursionError:  # the program itself is near the limit: such calls are taken for alike
+    except Exception:  # noqa: BLE001 - near the limit of recursion, or an odd object: such calls are taken for alike
         return 0
 
 
@@ -184,7 +224,7 @@ def answer_of(value: Any) -> str:
     try:
         text = repr(value) if is_plain(value) else ""
         return text if 0 < len(text) <= _LONGEST_ANSWER else f"#{checksum(Description().of(value))}"
-    except RecursionError:
+    except Exception:  # noqa: BLE001 - as in `call_of`
         return "#0"
 
 
@@ -208,17 +248,21 @@ def start_of(code: CodeType) -> int:
 
 
 class Calls:
-    """Collects the different calls of each function, and what they return. None stands for an answer that is not known, such as
-    that of a generator."""
+    """Collects the different calls of each function, and how they end: with what `answer_of` writes, or `!module:name` of an
+    exception. None stands for an end that is not known, such as that of a generator."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _MOST_CALLS) -> None:
+        self.most = most
         self.of: dict[str, dict[int, str | None]] = {}
         self.step = 0
         """Number of the step that is being done."""
         self.steps: dict[str, set[int]] = {}
         """Steps for which each function runs."""
         self.starts: dict[CodeType, int] = {}
-        self.running: list[tuple[dict[int, str | None], int] | None] = []
+        self.running: dict[int, tuple[dict[int, str | None], int]] = {}
+        """By the identity of their frames, calls whose end is not known yet."""
+        self.raising: dict[int, str] = {}
+        """By the identity of frames, the exceptions that have just come up in them."""
 
     def begin(self, path: str, frame: FrameType) -> None:
         code = frame.f_code
@@ -229,17 +273,22 @@ class Calls:
         function = f"{path}::{code.co_qualname}"
         self.steps.setdefault(function, set()).add(self.step)
         found = self.of.setdefault(function, {})
-        call = call_of(code, frame.f_locals) if len(found) < _MOST_CALLS else None
-        if call is not None:
-            found.setdefault(call, None)
-        if not code.co_flags & _SUSPENDED:
-            self.running.append(None if call is None or found[call] is not None else (found, call))
+        self.running.pop(id(frame), None)
+        if len(found) < self.most:
+            call = call_of(code, frame.f_locals)
+            if found.setdefault(call, None) is None and not code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
+                self.running[id(frame)] = found, call
+
+    def raised(self, frame: FrameType, error: type[BaseException]) -> None:
+        self.raising[id(frame)] = f"!{error.__module__}:{error.__qualname__}"
 
     def end(self, frame: FrameType, result: Any) -> None:
-        if not frame.f_code.co_flags & _SUSPENDED and self.running:
-            begun = self.running.pop()
-            if begun is not None:
-                begun[0][begun[1]] = answer_of(result)
+        """Note how a call ends. A coroutine that waits ends several times, and the last is its own."""
+        raised = self.raising.pop(id(frame), None)
+        begun = self.running.get(id(frame)) if frame.f_code.co_flags & CO_COROUTINE else self.running.pop(id(frame), None)
+        if begun is not None:
+            found, call = begun
+            found[call] = raised if raised is not None and result is None else answer_of(result)
 
     def without(self, known: KnownCalls) -> dict[str, list[tuple[int, str | None]]]:
         """Return the calls of each function, by `path::name`, that are none of the known ones."""

@@ -44,7 +44,7 @@ def answer(request: dict[str, Any]) -> list[Any]:
     known = defaultdict(set, {function: set(calls) for function, calls in (request["known"] or {}).items()})
     found = []
     for program in programs:
-        seen = in_fork(partial(examine, program, watch=request["watch"], known=known), **limits)
+        seen = in_fork(partial(examine, program, lines=request["lines"], known=known), **limits)
         if seen is not None and request["known"] is None:  # from now on they are known
             for function, calls in seen["calls"].items():
                 known[function].update(call for call, _ in calls)

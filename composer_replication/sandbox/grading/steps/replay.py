@@ -107,10 +107,10 @@ class Replay:
 class Witness:
     """Sees which lines of the tree a program runs and what it calls there, and whether it asks the clock or the machine."""
 
-    def __init__(self, watch: str) -> None:
+    def __init__(self, *, lines: bool) -> None:
         self.root = os.getcwd() + os.sep
         self.inside: dict[CodeType, str] = {}
-        self.wants_calls, self.wants_lines = watch != "answers", watch == "lines"
+        self.wants_lines = lines
         self.lines: set[tuple[str, int]] = set()
         self.calls = Calls()
         self.unsteady = False
@@ -122,17 +122,20 @@ class Witness:
             path = self.inside[code] = name[len(self.root) :] if name.startswith(self.root) else ""
         return path
 
-    def trace(self, frame: FrameType, event: str, _argument: object) -> Any:
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         path = self.path_of(frame.f_code)
         if not path:
             return None
         if event == "line":
             self.lines.add((path, frame.f_lineno))
+            self.calls.raising.pop(id(frame), None)
+        elif event == "exception":
+            self.calls.raised(frame, argument[0])
         return self.trace
 
     def profile(self, frame: FrameType, event: str, argument: Any) -> None:
         if event in ("call", "return"):
-            path = self.path_of(frame.f_code) if self.wants_calls else ""
+            path = self.path_of(frame.f_code) if self.wants_lines else ""
             if path and event == "call":
                 self.calls.begin(path, frame)
             elif path:
@@ -156,11 +159,10 @@ def run(program: Program) -> list[Any]:
     return [replay.answer(number, step) for number, step in program]
 
 
-def examine(program: Program, *, watch: str, known: KnownCalls) -> dict[str, Any]:
+def examine(program: Program, *, lines: bool, known: KnownCalls) -> dict[str, Any]:
     """Return the answers, what trusted code ran for them (`lines`; `calls` that are not known and `steps` that lead to
-    some, by function; `unsteady`; `seconds`), and which steps gave `iterators`. `watch` is "answers", "calls" or "lines":
-    each has what those before it have."""
-    witness, replay = Witness(watch), Replay()
+    some, by function; `unsteady`; `seconds`), and which steps gave `iterators`. There are no lines and calls unless `lines`."""
+    witness, replay = Witness(lines=lines), Replay()
     started = time.process_time()
     answers = []
     with witness:

@@ -1,0 +1,45 @@
+"""Notes every call of a project's functions while its tests run.
+
+Its text runs in a sandbox as an observer of `pytest_driver`, behind that of `steps.calls`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.sandbox.grading.steps.calls import Calls
+
+_MOST = 5000
+"""Different calls of one function that are noted."""
+
+
+def start(options: dict[str, Any]) -> Callable[[], dict[str, list[int]]]:
+    """Watch until the returned function is called, which returns the calls of each function, by `path::name`.
+
+    Args:
+        options: `sources`, paths relative to the working directory.
+    """
+    calls = Calls(_MOST)
+    paths = {os.path.join(os.getcwd(), source): source for source in options["sources"]}
+
+    def profile(frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call":
+            path = paths.get(frame.f_code.co_filename)
+            if path is not None:
+                calls.begin(path, frame)
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+
+    def stop() -> dict[str, list[int]]:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        return {function: list(found) for function, found in calls.of.items()}
+
+    return stop
