@@ -41,7 +41,7 @@ _FEW, _FEW_ANSWERS = 5, 3
 """Programs with a new call of a function, and different answers to these, below which more variations are tried."""
 _AIMS, _TOWARDS = 4, 5
 """Programs of a function that these are made from, and how many of each."""
-_ROUNDS = 3
+_ROUNDS = 2
 """Rounds of these, each for the functions that the one before brought further and not far enough."""
 _NEW_CALLS = 20
 """New calls of a function whose answers are kept of one program."""

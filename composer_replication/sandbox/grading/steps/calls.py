@@ -17,12 +17,12 @@ from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, 
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
-_MOST_PARTS = 200
+_MOST_PARTS = 40
 """Parts of the arguments of one call that are described. Calls that differ only behind these are taken for alike."""
 _MOST_LEVELS = 20
 """Levels of values in values that are described."""
-_MOST_CALLS = 400
-"""Different calls of one function that are kept of one program."""
+_MOST_CALLS = 10
+"""Calls of one function that are described of one program, its first ones: a parser makes thousands."""
 _LONGEST_ANSWER = 120
 """Characters of an answer that is kept as it is written; longer ones, and objects, by a checksum."""
 KnownCalls: TypeAlias = "Mapping[str, set[int]]"
@@ -253,6 +253,8 @@ class Calls:
 
     def __init__(self, most: int = _MOST_CALLS) -> None:
         self.most = most
+        self.described: dict[str, int] = {}
+        """Calls of each function that were described, equal ones as well."""
         self.of: dict[str, dict[int, str | None]] = {}
         self.step = 0
         """Number of the step that is being done."""
@@ -274,7 +276,9 @@ class Calls:
         self.steps.setdefault(function, set()).add(self.step)
         found = self.of.setdefault(function, {})
         self.running.pop(id(frame), None)
-        if len(found) < self.most:
+        count = self.described.get(function, 0)
+        if count < self.most:
+            self.described[function] = count + 1
             call = call_of(code, frame.f_locals)
             if found.setdefault(call, None) is None and not code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
                 self.running[id(frame)] = found, call

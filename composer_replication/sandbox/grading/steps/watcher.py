@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from composer_replication.sandbox.grading.steps.calls import Calls
 
-_MOST = 5000
-"""Different calls of one function that are noted."""
+_MOST, _MOST_OF_ALL = 20_000, 200_000
+"""Calls of one function, and of all, that are described."""
 
 
 def start(options: dict[str, Any]) -> Callable[[], dict[str, list[int]]]:
@@ -25,13 +25,15 @@ def start(options: dict[str, Any]) -> Callable[[], dict[str, list[int]]]:
     Args:
         options: `sources`, paths relative to the working directory.
     """
-    calls = Calls(_MOST)
+    calls, left = Calls(_MOST), _MOST_OF_ALL
     paths = {os.path.join(os.getcwd(), source): source for source in options["sources"]}
 
     def profile(frame: FrameType, event: str, _argument: Any) -> None:
-        if event == "call":
+        nonlocal left
+        if event == "call" and left > 0:
             path = paths.get(frame.f_code.co_filename)
             if path is not None:
+                left -= 1
                 calls.begin(path, frame)
 
     threading.setprofile(profile)
