@@ -38,8 +38,9 @@ def changed(value: Any, other: Any, rng: random.Random) -> Any:
         case bool() | None:
             return other
         case int():
-            near = [value + 1, value + 2, value * 2, abs(value - 1) if value >= 0 else value - 1, other, (value + other) // 2]
-            return rng.choice(near)
+            less = abs(value - 1) if value >= 0 else value - 1
+            near = [value + 1, value + 2, value + rng.randint(3, 9), value * 2, value * rng.randint(3, 10), less]
+            return rng.choice([*near, other, (value + other) // 2])
         case str():
             return _changed_text(value, other, rng)
         case ["float", str(number)]:
