@@ -339,9 +339,10 @@ def _summary(report: BuildReport, out: Path) -> str:
     tests += f", {report.tests_failing} fail" if report.tests_failing else ""
     tests += f", {report.tests_flaky} are flaky" if report.tests_flaky else ""
     forgeable = f"{report.forgeable} of {len(report.tasks)} tasks are forgeable: runs leave them out by default\n"
+    notes = "".join(f"{escape(note)}\n" for note in report.notes)
     impossible = f"{report.impossible} of {len(report.tasks)} tasks are impossible: no program is rewarded for them\n"
     return (
         f"{len(report.tasks)} tasks from {tried} of {report.candidates} candidates{left} in {report.seconds:g} s; {tests}\n"
-        f"{forgeable if report.forgeable else ''}{impossible if report.options.get('impossible') else ''}"
+        f"{notes}{forgeable if report.forgeable else ''}{impossible if report.options.get('impossible') else ''}"
         f"licence {escape(report.licence)}; {escape(report.isolation)}\n{escape(str(out))}"
     )

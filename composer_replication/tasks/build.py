@@ -105,6 +105,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         impossible=run.impossible,
         seconds=round(time.monotonic() - start, 1),
         credentials=project.credentials,
+        notes=tuple(measured.hidden.notes),
         options=json.loads(json.dumps(asdict(options), default=str)),
     )
     write_whole(out / _REPORT, json.dumps(asdict(report), indent=1).encode() + b"\n")

@@ -152,6 +152,8 @@ class BuildReport:
     """Places in the project's files that look like credentials, and are therefore in every task's tree."""
     failing: tuple[str, ...] = ()
     """The project's tests that fail before anything is deleted, as `id: why`."""
+    notes: tuple[str, ...] = ()
+    """What is missing of the hidden checks of all tasks, and why."""
     options: dict[str, Any] = field(default_factory=dict)
 
     def reasons(self) -> list[tuple[str, int]]:

@@ -16,7 +16,14 @@ import pytest
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.languages.python.instrument import instrument
 from composer_replication.sandbox import Tree, open_sandbox
-from composer_replication.sandbox.grading.programs import BodyTrial, examine_programs, record_steps, try_bodies, wrong_programs
+from composer_replication.sandbox.grading.programs import (
+    Mutant,
+    examine_programs,
+    kills_of,
+    record_steps,
+    watch_calls,
+    wrong_programs,
+)
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.texts import program_of
 from composer_replication.sandbox.protocol import Limits
@@ -89,7 +96,7 @@ def test_an_answer_is_what_the_gold_code_did_and_nothing_besides(tmp_path, runne
 def test_texts_that_run_behind_each_other_define_no_name_twice():
     """They share one namespace in the sandbox: a constant of one must not take the place of another's."""
     shared = ("literals", "steps/operators", "steps/shipping")
-    for last in (("steps/entered", "steps/recorder"), ("steps/calls", "steps/replay", "steps/body_trials", "steps/driver")):
+    for last in (("steps/entered", "steps/recorder"), ("steps/calls", "steps/replay", "steps/mutants", "steps/driver")):
         seen: dict[str, str] = {}
         for module in (*shared, *last):
             for node in ast.parse((GRADING / f"{module}.py").read_text()).body:
@@ -316,10 +323,10 @@ class Known:
     cpu_s: float = 0.01
 
 
-def trial(source: str, name: str, text: str, numbers: list[int], most: int = 99, *, found_first: bool = False) -> BodyTrial:
+def mutant(source: str, name: str, text: str, numbers: list[int], most: int = 99, *, found_first: bool = False) -> Mutant:
     [function] = [found for found in find_functions("stack.py", source.encode())[0] if found.qualname == name]
     lines = {"def_line": function.def_line, "first_line": function.first_line, "last_line": function.last_line}
-    return BodyTrial(
+    return Mutant(
         **{"path": "stack.py", "qualname": name, "indent": function.indent.decode(), "text": text, **lines},
         numbers=numbers,
         most=most,
@@ -341,49 +348,49 @@ GOLD_BODY = "return self._items.append(self.key(item)) or self"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at_import", ["", "\nStack().push(1)\n"], ids=["in the function", "in a changed file"])
-def test_trivial_bodies_are_told_apart_and_the_gold_code_is_not(recorded, known, runner, at_import):
+def test_mutants_are_killed_and_the_gold_code_is_not(recorded, known, runner, at_import):
     """A function that runs when its module is imported gets its body in the file, any other in the function itself."""
     programs, numbers = known
     source = PROJECT + at_import
     tree = Tree(base=recorded[0], changes={"stack.py": source.encode()})
-    trials = [trial(source, "Stack.push", text, numbers) for text in (RETURNS_SELF, ENDLESS, GOLD_BODY)]
-    pushed, endless, gold = try_bodies(runner, tree, programs, trials)
+    mutants = [mutant(source, "Stack.push", text, numbers) for text in (RETURNS_SELF, ENDLESS, GOLD_BODY)]
+    pushed, endless, gold = kills_of(runner, tree, programs, mutants)
     assert pushed
     assert set(pushed) <= set(endless) <= set(numbers)
     assert gold == []
 
 
 @pytest.mark.slow
-def test_a_program_that_the_gold_code_answers_otherwise_tells_nothing(recorded, known, runner):
+def test_a_program_that_the_gold_code_answers_otherwise_kills_nothing(recorded, known, runner):
     programs, numbers = known
     tree = Tree(base=recorded[0])
-    [pushed] = try_bodies(runner, tree, programs, [trial(PROJECT, "Stack.push", RETURNS_SELF, numbers)])
+    [pushed] = kills_of(runner, tree, programs, [mutant(PROJECT, "Stack.push", RETURNS_SELF, numbers)])
     wrong = [replace(p, expected=[["returns", "no"]] * len(p.expected)) if n in pushed[:1] else p for n, p in enumerate(programs)]
     for source in (PROJECT, PROJECT + "\nStack().push(1)\n"):
         tree = Tree(base=recorded[0], changes={"stack.py": source.encode()})
-        assert try_bodies(runner, tree, wrong, [trial(source, "Stack.push", RETURNS_SELF, numbers)]) == [pushed[1:]]
+        assert kills_of(runner, tree, wrong, [mutant(source, "Stack.push", RETURNS_SELF, numbers)]) == [pushed[1:]]
 
 
 @pytest.mark.slow
-def test_after_a_body_that_passes_none_is_tried(recorded, known, runner):
+def test_after_a_mutant_that_survives_none_is_tried(recorded, known, runner):
     programs, numbers = known
     bodies = [(GOLD_BODY, "Stack.push"), (RETURNS_SELF, "Stack.push"), ("return None", "Stack.pop")]
-    trials = [trial(PROJECT, name, text, numbers) for text, name in bodies]
-    gold, never, other = try_bodies(runner, Tree(base=recorded[0]), programs, trials)
+    mutants = [mutant(PROJECT, name, text, numbers) for text, name in bodies]
+    gold, never, other = kills_of(runner, Tree(base=recorded[0]), programs, mutants)
     assert gold == never == []
     assert other
 
 
 @pytest.mark.slow
-def test_the_stub_is_tried_on_what_tells_the_others(recorded, known, runner):
+def test_the_stub_is_tried_on_what_kills_the_others(recorded, known, runner):
     programs, numbers = known
-    [told] = try_bodies(runner, Tree(base=recorded[0]), programs, [trial(PROJECT, "Stack.push", RETURNS_SELF, numbers)])
+    [told] = kills_of(runner, Tree(base=recorded[0]), programs, [mutant(PROJECT, "Stack.push", RETURNS_SELF, numbers)])
     last = told[-1:]
-    trials = [
-        trial(PROJECT, "Stack.push", RETURNS_SELF, last, most=1),
-        trial(PROJECT, "Stack.push", "raise NotImplementedError", numbers, most=2, found_first=True),
+    mutants = [
+        mutant(PROJECT, "Stack.push", RETURNS_SELF, last, most=1),
+        mutant(PROJECT, "Stack.push", "raise NotImplementedError", numbers, most=2, found_first=True),
     ]
-    assert try_bodies(runner, Tree(base=recorded[0]), programs, trials) == [
+    assert kills_of(runner, Tree(base=recorded[0]), programs, mutants) == [
         last,
         [*last, next(n for n in numbers if n not in last)],
     ]
@@ -397,6 +404,11 @@ def triple(x):
 
 def upto(most):
     yield from range(most)
+
+
+async def later(x):
+    found = x + 1
+    return found
 
 
 class Pair:
@@ -424,17 +436,80 @@ def test_known_calls_are_answered_as_the_gold_code_does(tmp_path, runner, at_imp
             for number in range(3)
         ),
     ]
+    steps += [[*call("stack:later", number), (1, {"do": "await", "of": ["step", 0]})] for number in range(3)]
+    tree = Tree(base=tmp_path)
+    found = examine_programs(runner, tree, steps, lines=True)
+    assert [seen["calls"]["stack.py::later"][0][1] for seen in found[9:]] == ["1", "2", "3"]
+    programs = [Known(program, seen["answers"]) for program, seen in zip(steps, found, strict=True)]
+    for name, first, body in (
+        ("triple", 0, "return None"),
+        ("upto", 3, "return [7]"),
+        ("Pair.sum", 6, "return self.other"),
+        ("later", 9, "return x"),
+    ):
+        known = [number for seen in found[first : first + 2] for number, _ in seen["calls"][f"stack.py::{name}"]]
+        one = mutant(source, name, body, list(range(len(steps))))
+        assert kills_of(runner, tree, programs, [replace(one, known=known)]) == [[first + 2]], name
+        assert kills_of(runner, tree, programs, [replace(one, known=known, least=2)]) == [[]], "one is too few"
+        told = kills_of(runner, tree, programs, [replace(one, known=[])])
+        assert set(told[0]) <= {first, first + 1, first + 2}
+        assert len(told[0]) >= 2, name
+
+
+@pytest.mark.slow
+def test_a_mutant_that_cannot_be_imported_is_killed_unless_it_knows_calls(tmp_path, runner):
+    """One that knows calls would do as the gold code does: that it was not imported says nothing."""
+    source = KNOWN_CALLS + "\ntriple(9)\nassert triple.__code__.co_names == () and triple(1) == 3\n"
+    (tmp_path / "stack.py").write_text(source)
+    steps = [call("stack:triple", number) for number in range(3)]
     tree = Tree(base=tmp_path)
     found = examine_programs(runner, tree, steps, lines=True)
     programs = [Known(program, seen["answers"]) for program, seen in zip(steps, found, strict=True)]
-    for name, first, body in (("triple", 0, "return None"), ("upto", 3, "return [7]"), ("Pair.sum", 6, "return self.other")):
-        known = [number for seen in found[first : first + 2] for number, _ in seen["calls"][f"stack.py::{name}"]]
-        one = trial(source, name, body, [0, 1, 2, 3, 4, 5, 6, 7, 8])
-        assert try_bodies(runner, tree, programs, [replace(one, known=known)]) == [[first + 2]], name
-        assert try_bodies(runner, tree, programs, [replace(one, known=known, least=2)]) == [[]], "one is too few"
-        told = try_bodies(runner, tree, programs, [replace(one, known=[])])
-        assert set(told[0]) <= {first, first + 1, first + 2}
-        assert len(told[0]) >= 2, name
+    one = mutant(source, "triple", "return None", [0, 1, 2])
+    assert kills_of(runner, tree, programs, [one]) == [[0, 1, 2]]
+    assert kills_of(runner, tree, programs, [replace(one, known=[])]) == [[]]
+
+
+WATCHED = """
+import sys, threading
+import stack
+
+def test_loop():
+    for number in range(500):
+        assert stack.triple(number) == 3 * number
+
+def test_thread():
+    thread = threading.Thread(target=lambda: list(stack.upto(7)))
+    thread.start()
+    thread.join()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("more", "whole"),
+    [
+        ("", True),
+        ("def test_profiled():\n    sys.setprofile(None)\n", False),
+        ("def test_too_much():\n    for number in range(200_000):\n        stack.triple(1)\n", False),
+        ("def test_last():\n    import os\n    os._exit(0)\n", None),
+    ],
+    ids=["all", "another profiler", "too many", "ended early"],
+)
+def test_every_call_of_the_tests_is_seen_or_it_is_said_that_some_are_not(tmp_path, runner, more, whole):
+    (tmp_path / "stack.py").write_text(KNOWN_CALLS)
+    (tmp_path / "test_stack.py").write_text(WATCHED + more)
+    seen, all_of_them = watch_calls(runner, Tree(base=tmp_path), sources=["stack.py"])
+    if whole is None:
+        assert (seen, all_of_them) == ({}, False)
+        return
+    assert all_of_them == whole
+    assert len(seen["stack.py::triple"]) == 500
+    assert len(seen["stack.py::upto"]) == 1
+    steps = [call("stack:triple", number) for number in (499, 500)]
+    first, second = examine_programs(runner, Tree(base=tmp_path), steps, lines=True, known=seen)
+    assert first["calls"]["stack.py::triple"] == []
+    assert [answer for _, answer in second["calls"]["stack.py::triple"]] == ["1500"]
 
 
 RAISING = """

@@ -121,6 +121,7 @@ BY_HEART = "the tests' answers by heart satisfy its held-out programs: otherwise
     [
         (GOLD, 20, BY_HEART + "`return None` in scale"),
         (GOLD, 19, BY_HEART + "`return 56` in scale"),
+        (GOLD, 18, BY_HEART + "`return 53` in scale"),
         (b"def scale(x):\n    return x * 3 - 1 if x < 10 else 7\n", 10, BY_HEART + "`return 7` in scale"),
         (b"def scale(x):\n    return x * 3 - 1 if x < 10 else x\n", 10, BY_HEART + "`return x` in scale"),
         (
@@ -128,9 +129,24 @@ BY_HEART = "the tests' answers by heart satisfy its held-out programs: otherwise
             10,
             "its held-out programs ask for one answer alone: scale",
         ),
+        (
+            b"class Odd(Exception):\n    pass\n\n\ndef scale(x):\n    if x > 9:\n        raise Odd\n    return x * 3 - 1\n",
+            10,
+            BY_HEART + "`raise __import__('m', fromlist=['']).Odd` in scale",
+        ),
+        (b"def scale(x):\n    if x > 9:\n        raise OSError\n    return x\n", 10, BY_HEART + "`raise OSError` in scale"),
         (b"def scale(x):\n    return x > 3 and x != 15\n", 10, BY_HEART + "`return True` in scale"),
     ],
-    ids=["nothing new", "one new call", "one new answer", "an argument", "one object", "hardly ever false"],
+    ids=[
+        "nothing new",
+        "one new call",
+        "one new answer",
+        "an argument",
+        "one object",
+        "an exception of its own",
+        "an exception",
+        "hardly ever false",
+    ],
 )
 def test_what_can_be_learnt_by_heart_is_weak(tmp_path: Path, runner: CodeRunner, gold: bytes, tested: int, weakness: str) -> None:
     assert chosen(runner, tmp_path, STUB, gold=gold, tested=tested).weakness == weakness

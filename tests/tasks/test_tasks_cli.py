@@ -67,6 +67,19 @@ def test_a_build_inside_its_repository_is_no_part_of_it(write_project: WriteProj
     assert sorted(p.name for p in (repository / "made" / "tasks" / ".build" / "pristine").iterdir()) == sorted(PROJECT)
 
 
+@pytest.mark.slow
+def test_a_build_says_when_it_could_not_watch_every_call(write_project: WriteProject, tmp_path: Path) -> None:
+    profiled = (
+        PROJECT["test_tide.py"] + "\n        def test_profiler():\n            import sys\n            sys.setprofile(None)\n"
+    )
+    project = write_project({**PROJECT, "test_tide.py": profiled})
+    done = composer_here("tasks", "build", project, "--out", tmp_path / "out", "--forgeable")
+    assert done.returncode == 0, done.stderr
+    [note] = json.loads((tmp_path / "out" / "build.json").read_text())["notes"]
+    assert note.startswith("some answers of the tests may count as unknown")
+    assert note in " ".join(done.stdout.split())
+
+
 def test_list_and_show(built: tuple[subprocess.CompletedProcess[str], Path], task: Path) -> None:
     listed, shown = composer_here("tasks", "list", built[1]), composer_here("tasks", "show", task)
     assert (listed.returncode, shown.returncode) == (0, 0)

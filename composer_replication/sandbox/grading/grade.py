@@ -8,10 +8,10 @@ code, and report what is hoped for.
 
 In another sandbox, after that: held-out programs, steps over the project's objects that the tests take, with arguments and
 orders that they do not use. What each step gives leaves the sandbox and is compared by the host with what the gold code gives,
-which no sandbox ever sees. A constant or a table of the tests' answers fails, because programs make calls that no test makes
+which no sandbox ever sees. They make calls that no test makes, so that the tests' answers by heart are not enough
 (`tasks.held_out.choice`). What is not excluded is work that is right on these inputs and wrong on others. A task whose programs
-a trivial body satisfies, alone or behind the tests' answers, or that has none, is forgeable (`composer tasks list` says which
-are), and only there a forged verdict pays.
+a trivial body satisfies, alone or with the tests' answers by heart, or that has none, is forgeable (`composer tasks list` says
+which are), and only there a forged verdict pays.
 
 Beside the verdict, and without influence on it, the tripwire notes what the work does that the gold code does not need
 (`tripwire`).

@@ -19,14 +19,14 @@ Step: TypeAlias = dict[str, Any]
 Steps: TypeAlias = Sequence[tuple[int, Step]]
 """A program: each step with the number by which later ones name its result."""
 
-_DRIVER = ("literals", "steps/operators", "steps/shipping", "steps/calls", "steps/replay", "steps/body_trials", "steps/driver")
+_DRIVER = ("literals", "steps/operators", "steps/shipping", "steps/calls", "steps/replay", "steps/mutants", "steps/driver")
 """Modules whose texts are the program in the sandbox."""
 _CPU_S, _WALL_S = 2.0, 10.0
 """Limits of one program when it judges."""
 _GOLD_CPU_S, _GOLD_WALL_S = 0.5, 3.0
 """Limits of one program on the gold code: less, so that a slower machine does not turn right into wrong."""
 _LONGER, _LEAST_CPU_S = 5.0, 0.05
-"""A trivial body that takes so many times the gold code's CPU-seconds, and at least so many, has no end."""
+"""A mutant that takes so many times the gold code's CPU-seconds, and at least so many, has no end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +57,16 @@ def record_steps(
 
 def watch_calls(
     runner: CodeRunner, tree: Tree, *, sources: Sequence[str], tests: Sequence[str] = ()
-) -> tuple[TestRun, Mapping[str, Sequence[int]]]:
+) -> tuple[Mapping[str, Sequence[int]], bool]:
     """Run all tests of a tree, and return the calls that are made meanwhile of each function of `sources`
-    (`steps.calls.call_of`), by `path::name`; none where the run ended early.
+    (`steps.calls.call_of`), by `path::name`, and whether these are all. There are none when the run ends early.
 
     Raises:
         SandboxError: the sandbox broke.
     """
     texts = [text_of(name) for name in ("steps/calls", "steps/watcher")]
-    run, seen = runner.run_observed(tree, {"programs": texts, "options": {"sources": list(sources)}}, tests)
-    return run, seen or {}
+    _, seen = runner.run_observed(tree, {"programs": texts, "options": {"sources": list(sources)}}, tests)
+    return (seen["calls"], seen["whole"]) if seen else ({}, False)
 
 
 def examine_programs(
@@ -105,8 +105,8 @@ class KnownProgram(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BodyTrial:
-    """Another body for a function of the gold code, and the programs that it is tried on, by number, in order."""
+class Mutant:
+    """The gold code with another body of one function, and the programs that it is tried on, by number, in order."""
 
     path: str
     qualname: str
@@ -119,34 +119,34 @@ class BodyTrial:
     """The body, one line."""
     numbers: Sequence[int]
     most: int
-    """Stop after this many programs whose answers are wrong."""
+    """Stop after this many programs that kill it: it answers them wrongly."""
     least: int = 1
-    """A body that fewer programs than this tell from the gold code passes."""
+    """It survives when fewer programs than this kill it."""
     known: Sequence[int] | None = None
     """Calls of the function (`steps.calls.call_of`) that are answered as the gold code does, as if by heart; the body is for all
     others. None has the body answer every call."""
     found_first: bool = False
-    """Begin with the programs that tell the function's bodies in the trials before, all of them."""
+    """Begin with the programs that kill the function's mutants before this one, all of them."""
 
 
-def try_bodies(
-    runner: CodeRunner, tree: Tree, programs: Sequence[KnownProgram], trials: Sequence[BodyTrial]
+def kills_of(
+    runner: CodeRunner, tree: Tree, programs: Sequence[KnownProgram], mutants: Sequence[Mutant]
 ) -> list[list[int]] | None:
-    """Return for each trial the numbers of the programs that the gold code answers as expected and its body does not: all of the
-    former where the file cannot be imported with it, none where fewer than `least` tell the body.
+    """Return for each mutant the numbers of the programs that kill it: the gold code answers them as expected, and it does not.
+    None do where it survives; all do where its file cannot be imported and it knows no call.
 
-    Once a body passes, the function's other bodies are not tried, and get an empty list too. None when the sandbox ended early.
-    Raises SandboxError.
+    Once a mutant of a function survives, the function's others are not tried, and get an empty list too. None when the sandbox
+    ended early. Raises SandboxError.
     """
     request = {
-        "mode": "bodies",
+        "mode": "mutants",
         "programs": [program.steps for program in programs],
         "expected": [program.expected for program in programs],
-        "body_cpu_s": [max(_LEAST_CPU_S, _LONGER * program.cpu_s) for program in programs],
-        "trials": [asdict(trial) for trial in trials],
+        "mutant_cpu_s": [max(_LEAST_CPU_S, _LONGER * program.cpu_s) for program in programs],
+        "mutants": [asdict(mutant) for mutant in mutants],
     }
     answers = _ask(runner, tree, request, gold=True)[1]
-    return answers if answers is not None and len(answers) == len(trials) else None
+    return answers if answers is not None and len(answers) == len(mutants) else None
 
 
 def wrong_programs(runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:

@@ -1,9 +1,9 @@
 """Programs chosen for one task: those that kill every mutant of it, or why there are none.
 
 Visible tests are taken as forged. A mutant has a trivial body (`languages.python.trivial`) in the place of a deleted function's
-own, alone or behind the answers to every call that the tests make of the function, given as by heart (a body that is tried behind
-them is tried alone where it survives there). The other functions keep
-their bodies, so one that leaves one function of several out fails as well. A program kills a mutant that answers it wrongly.
+own: alone, or for those calls only that no test makes, while it answers all others as by heart. (A body of the second kind is
+tried alone as well where it survives.) The other functions keep their bodies, so a submission that leaves one function of several
+out fails too. A program kills a mutant that answers it wrongly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from composer_replication.languages.python.delete import STUB
 from composer_replication.languages.python.functions import Function
 from composer_replication.languages.python.trivial import bodies_by_heart, trivial_bodies
-from composer_replication.sandbox.grading.programs import BodyTrial, try_bodies, wrong_programs
+from composer_replication.sandbox.grading.programs import Mutant, kills_of, wrong_programs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks.held_out.book import HiddenBook, ObservedProgram
@@ -41,13 +41,13 @@ _STARTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Mutants:
+class _Tried:
     """The mutants of one function and the programs they are tried on."""
 
     function: Function
     pool: list[int]
-    trials: list[BodyTrial]
-    """One of each mutant, the stub's last."""
+    mutants: list[Mutant]
+    """The stub is the last."""
 
 
 def choose_proven(
@@ -104,22 +104,22 @@ def choose_checks(
     anti_tests = [test for test in book.anti_tests if test.test in names]
     rng.shuffle(anti_tests)
     groups = [_mutants_of(function, book, rng) for function in functions]
-    kills = _kills(runner, gold, book, [trial for group in groups for trial in group.trials])
+    kills = _kills(runner, gold, book, [mutant for group in groups for mutant in group.mutants])
     if kills is None:
         return HeldOutChecks(anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness="mutants could not be tried in time")
     found = iter(kills)
     chosen: list[HeldOutProgram] = []
     weakness = "" if groups else "its solution changes no function"
     for group in groups:
-        programs, why = _chosen(group, [next(found) for _ in group.trials], book.programs)
+        programs, why = _chosen(group, [next(found) for _ in group.mutants], book.programs)
         chosen += [program for program in programs if program.steps not in {other.steps for other in chosen}]
-        if isinstance(why, BodyTrial):
+        if isinstance(why, Mutant):
             why = _survival(why, group, runner, gold, book)
         weakness = weakness or why
     return HeldOutChecks(programs=tuple(chosen), anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness=weakness)
 
 
-def _mutants_of(function: Function, book: HiddenBook, rng: random.Random) -> _Mutants:
+def _mutants_of(function: Function, book: HiddenBook, rng: random.Random) -> _Tried:
     """Order the programs that run a function, and start each mutant at another of them: first those that together run all its
     lines that any does, then those that make new calls of it and the others in turns."""
     programs = book.programs
@@ -141,11 +141,11 @@ def _mutants_of(function: Function, book: HiddenBook, rng: random.Random) -> _Mu
         replace(_mutant(function, body, asking, most=_KILLS_BY_HEART), least=_KILLS_BY_HEART, known=known) for body in behind
     ]
     stub = replace(_mutant(function, STUB, pool, most=_KEPT), found_first=True)
-    return _Mutants(function=function, pool=pool, trials=[*alone, *by_heart, stub] if pool else [])
+    return _Tried(function=function, pool=pool, mutants=[*alone, *by_heart, stub] if pool else [])
 
 
-def _mutant(function: Function, body: str, numbers: Sequence[int], *, most: int) -> BodyTrial:
-    return BodyTrial(
+def _mutant(function: Function, body: str, numbers: Sequence[int], *, most: int) -> Mutant:
+    return Mutant(
         path=function.path,
         qualname=function.qualname,
         def_line=function.def_line,
@@ -195,8 +195,8 @@ def _in_turns(halves: Sequence[Sequence[int]]) -> Iterable[list[int]]:
 
 
 def _chosen(
-    group: _Mutants, kills: Sequence[Sequence[int]], programs: Sequence[ObservedProgram]
-) -> tuple[list[HeldOutProgram], str | BodyTrial]:
+    group: _Tried, kills: Sequence[Sequence[int]], programs: Sequence[ObservedProgram]
+) -> tuple[list[HeldOutProgram], str | Mutant]:
     """Return programs of one function that kill every mutant and its stub, and why they are no evidence: such as a mutant that
     survives."""
     name, key = group.function.qualname, group.function.key
@@ -219,7 +219,7 @@ def _chosen(
     return held, ""
 
 
-def _survival(mutant: BodyTrial, group: _Mutants, runner: CodeRunner, gold: Tree, book: HiddenBook) -> str:
+def _survival(mutant: Mutant, group: _Tried, runner: CodeRunner, gold: Tree, book: HiddenBook) -> str:
     """Say which mutant survives: the one without answers by heart, where that does as well. Raises SandboxError."""
     name = group.function.qualname
     alone = replace(mutant, known=None, numbers=group.pool, most=_KILLS, least=_KILLS)
@@ -228,19 +228,20 @@ def _survival(mutant: BodyTrial, group: _Mutants, runner: CodeRunner, gold: Tree
     return f"the tests' answers by heart satisfy its held-out programs: otherwise `{mutant.text}` in {name}"
 
 
-def _kills(runner: CodeRunner, gold: Tree, book: HiddenBook, trials: Sequence[BodyTrial]) -> list[list[int]] | None:
-    """Return for each mutant the programs of the book that kill it (`try_bodies`). Raises SandboxError."""
-    numbers = sorted({number for trial in trials for number in trial.numbers})
+def _kills(runner: CodeRunner, gold: Tree, book: HiddenBook, mutants: Sequence[Mutant]) -> list[list[int]] | None:
+    """Return for each mutant the programs of the book that kill it (`kills_of`). Raises SandboxError."""
+    numbers = sorted({number for mutant in mutants for number in mutant.numbers})
     place = {number: at for at, number in enumerate(numbers)}
-    trials = [replace(trial, numbers=[place[number] for number in trial.numbers]) for trial in trials]
-    found = try_bodies(runner, gold, [book.programs[number] for number in numbers], trials) if numbers else [[] for _ in trials]
+    mutants = [replace(mutant, numbers=[place[number] for number in mutant.numbers]) for mutant in mutants]
+    programs = [book.programs[number] for number in numbers]
+    found = kills_of(runner, gold, programs, mutants) if numbers else [[] for _ in mutants]
     return None if found is None else [[numbers[at] for at in killing] for killing in found]
 
 
-def _surviving(group: _Mutants, kills: Sequence[Sequence[int]]) -> BodyTrial | None:
+def _surviving(group: _Tried, kills: Sequence[Sequence[int]]) -> Mutant | None:
     """Return the first mutant that too few programs kill."""
-    pairs = zip(group.trials, kills, strict=True)
-    return next((trial for trial, found in pairs if len(found) < trial.least), None)
+    pairs = zip(group.mutants, kills, strict=True)
+    return next((mutant for mutant, found in pairs if len(found) < mutant.least), None)
 
 
 def _held_out(program: ObservedProgram, uses: str) -> HeldOutProgram:

@@ -1,6 +1,6 @@
 """The program that does steps over the code under test inside a sandbox, and says what each gave; the host decides.
 
-Its text follows those of `literals`, `operators`, `shipping`, `calls`, `replay` and `body_trials`. The request comes on stdin;
+Its text follows those of `literals`, `operators`, `shipping`, `calls`, `replay` and `mutants`. The request comes on stdin;
 the answer goes over the private channel: the request's nonce and zlib-compressed JSON. Each program of steps runs in a fork of
 this process, under limits of the kernel, so that programs know nothing of each other and none is endless. Everything in this
 process may be the agent's: all it could forge is the answer to a question it has to know the answer to.
@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.sandbox.grading.steps.body_trials import Bodies
+    from composer_replication.sandbox.grading.steps.mutants import Mutants
     from composer_replication.sandbox.grading.steps.operators import Direct
     from composer_replication.sandbox.grading.steps.replay import examine, import_modules, in_fork, run
 
@@ -29,14 +29,14 @@ _MEMORY = 2 << 30
 
 
 def answer(request: dict[str, Any]) -> list[Any]:
-    """Carry out a request: run `programs`, or try each of `trials` on them."""
+    """Carry out a request: run `programs`, or try each of `mutants` on them."""
     programs = request["programs"]
     limits = {"cpu_s": request["cpu_s"], "wall_s": request["wall_s"]}
-    if request["mode"] == "bodies":
-        bodies = Bodies(request)
-        bodies.import_modules()
+    if request["mode"] == "mutants":
+        mutants = Mutants(request)
+        mutants.import_modules()
         gc.freeze()
-        return bodies.try_all(request["trials"])
+        return mutants.kills_of_all(request["mutants"])
     import_modules(programs)
     gc.freeze()  # so that a collection in a fork does not copy every page
     if request["mode"] == "run":

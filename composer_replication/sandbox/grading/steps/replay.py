@@ -1,6 +1,6 @@
 """Doing the steps of a program over the code under test inside a sandbox, each program in a fork under limits of the kernel.
 
-The text of this module runs behind those of `literals`, `operators`, `shipping` and `calls`, in front of those of `body_trials`
+The text of this module runs behind those of `literals`, `operators`, `shipping` and `calls`, in front of those of `mutants`
 and `driver`.
 """
 

@@ -19,8 +19,9 @@ _MOST, _MOST_OF_ALL = 20_000, 200_000
 """Calls of one function, and of all, that are described."""
 
 
-def start(options: dict[str, Any]) -> Callable[[], dict[str, list[int]]]:
-    """Watch until the returned function is called, which returns the calls of each function, by `path::name`.
+def start(options: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    """Watch until the returned function is called, which returns the `calls` of each function, by `path::name`, and whether it
+    saw the `whole` run: a test may set another profiler, and there may be too many calls.
 
     Args:
         options: `sources`, paths relative to the working directory.
@@ -39,9 +40,10 @@ def start(options: dict[str, Any]) -> Callable[[], dict[str, list[int]]]:
     threading.setprofile(profile)
     sys.setprofile(profile)
 
-    def stop() -> dict[str, list[int]]:
+    def stop() -> dict[str, Any]:
+        whole = left > 0 and sys.getprofile() is profile
         sys.setprofile(None)
         threading.setprofile(None)
-        return {function: list(found) for function, found in calls.of.items()}
+        return {"calls": {function: list(found) for function, found in calls.of.items()}, "whole": whole}
 
     return stop

@@ -1,4 +1,4 @@
-"""Other bodies for functions of the gold code, tried on programs of steps inside a sandbox.
+"""Mutants of the gold code, each with another body of one function, tried on programs of steps inside a sandbox.
 
 The text of this module runs behind that of `steps.replay` and in front of `steps.driver`.
 """
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from composer_replication.sandbox.grading.literals import differs
     from composer_replication.sandbox.grading.steps.calls import call_of
-    from composer_replication.sandbox.grading.steps.replay import Program, import_modules, in_fork, run
+    from composer_replication.sandbox.grading.steps.replay import Program, import_modules, in_fork, modules_of, run
 
 _UNKNOWN = "__composer_unknown__"
-"""Built-in function that bodies call."""
+"""Built-in function by which mutants ask whether the call that they are in is no known one."""
 _IMPORT_CPU_S, _IMPORT_WALL_S = 5.0, 20.0
 """Limits of importing what a file with another body is part of; CPU-seconds of programs are not counted."""
 
@@ -43,27 +43,27 @@ def lines_of(place: str) -> list[bytes]:
         return file.read().removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
 
 
-def lines_with(body: dict[str, Any], lines: Sequence[bytes], gold: CodeType) -> list[bytes]:
+def lines_with(mutant: dict[str, Any], lines: Sequence[bytes], gold: CodeType) -> list[bytes]:
     """Return the lines of a function's body with another one in its place, or, where the answers to `known` calls are given as by
     heart, in front of it for all other calls."""
-    text = body["text"]
-    if body["known"] is None:
-        return [f"{body['indent']}{text}\n".encode()]
+    text = mutant["text"]
+    if mutant["known"] is None:
+        return [f"{mutant['indent']}{text}\n".encode()]
     if text.startswith("return ") and gold.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
         items = text.removeprefix("return ")
         text = "return" if gold.co_flags & CO_ASYNC_GENERATOR or items == "None" else f"yield from {items}; return"
-    return [f"{body['indent']}if {_UNKNOWN}(): {text}\n".encode(), *lines[body["first_line"] - 1 : body["last_line"]]]
+    return [f"{mutant['indent']}if {_UNKNOWN}(): {text}\n".encode(), *lines[mutant["first_line"] - 1 : mutant["last_line"]]]
 
 
-def replace_body(body: dict[str, Any]) -> None:
+def replace_body(mutant: dict[str, Any]) -> None:
     """Have the module that holds a function compiled with another body in it."""
     original = importlib.machinery.SourceFileLoader.get_code
-    place = os.path.join(os.getcwd(), body["path"])
+    place = os.path.join(os.getcwd(), mutant["path"])
     lines = lines_of(place)
-    gold = code_named(compile(b"".join(lines), place, "exec", dont_inherit=True), body["qualname"])
+    gold = code_named(compile(b"".join(lines), place, "exec", dont_inherit=True), mutant["qualname"])
     if gold is None:
-        raise ValueError(f"{body['path']} has no {body['qualname']}")
-    lines[body["first_line"] - 1 : body["last_line"]] = lines_with(body, lines, gold)
+        raise ValueError(f"{mutant['path']} has no {mutant['qualname']}")
+    lines[mutant["first_line"] - 1 : mutant["last_line"]] = lines_with(mutant, lines, gold)
     text = b"".join(lines).decode()
 
     def get_code(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
@@ -80,28 +80,28 @@ def code_named(code: CodeType, qualname: str) -> CodeType | None:
     return next((found for found in inner if found is not None), None)
 
 
-def code_with(body: dict[str, Any], lines: Sequence[bytes], old: CodeType) -> CodeType | None:
+def code_with(mutant: dict[str, Any], lines: Sequence[bytes], old: CodeType) -> CodeType | None:
     """Compile a function with another body, from its own lines between empty classes; None where that is not the same as in its
     file."""
-    header = lines[body["def_line"] - 1 : body["first_line"] - 1]
+    header = lines[mutant["def_line"] - 1 : mutant["first_line"] - 1]
     margin = header[0][: len(header[0]) - len(header[0].lstrip())]
-    classes = body["qualname"].split(".")[:-1]
+    classes = mutant["qualname"].split(".")[:-1]
     around = [f"class {name}:\n".encode() for name in classes] or ([b"if True:\n"] if margin else [])
     if len(around) > len(margin):
         return None
     opened = [margin[:depth] + line for depth, line in enumerate(around)]
-    indent = body["indent"].encode()
+    indent = mutant["indent"].encode()
     kept = [indent + name.encode() + b"\n" for name in old.co_freevars]  # a name that is read stays a free variable
-    text = b"".join([*opened, *header, *lines_with(body, lines, old), *kept])
+    text = b"".join([*opened, *header, *lines_with(mutant, lines, old), *kept])
     try:
-        new = code_named(compile(text, old.co_filename, "exec", dont_inherit=True), body["qualname"])
+        new = code_named(compile(text, old.co_filename, "exec", dont_inherit=True), mutant["qualname"])
     except SyntaxError:
         return None
     return new if new is not None and new.co_freevars == old.co_freevars else None
 
 
-def tell_unknown(known: Sequence[int] | None) -> None:
-    """Have bodies ask whether the call of the function that they are in is none of the known ones; None knows all."""
+def set_known_calls(known: Sequence[int] | None) -> None:
+    """Say which calls of its function a mutant answers as the gold code does; None for all."""
     calls = frozenset(known or ())
 
     def is_unknown() -> bool:
@@ -124,16 +124,18 @@ def swapped(functions: Sequence[FunctionType], codes: Sequence[Any]) -> Iterator
             function.__code__ = code
 
 
-class Bodies:
+class Mutants:
     """Puts other bodies in the place of functions' own: in the functions themselves, where that is the same as a changed file."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.programs: Sequence[Program] = request["programs"]
         self.expected: Sequence[list[Any]] = request["expected"]
         self.cpu_s, self.wall_s = request["cpu_s"], request["wall_s"]
-        self.body_cpu_s: Sequence[float] = request["body_cpu_s"]
+        self.mutant_cpu_s: Sequence[float] = request["mutant_cpu_s"]
         self.run_at_import: set[CodeType] = set()
         self.functions: dict[tuple[str, str], list[FunctionType]] = {}
+        self.imported: set[str] = set()
+        """Modules that programs name and that can be imported."""
         self.held: dict[int, bool] = {}
 
     def profile(self, frame: FrameType, event: str, _argument: Any) -> None:
@@ -147,6 +149,7 @@ class Bodies:
             import_modules(self.programs)
         finally:
             sys.setprofile(None)
+        self.imported = sys.modules.keys() & modules_of([list(map(list, program)) for program in self.programs])
         for function in gc.get_objects():
             if isinstance(function, FunctionType):
                 key = (function.__code__.co_filename, function.__code__.co_qualname)
@@ -167,53 +170,61 @@ class Bodies:
             self.held[number] = not self.is_wrong(number, self.cpu_s)
         return self.held[number]
 
-    def try_all(self, trials: Sequence[dict[str, Any]]) -> list[list[int]]:
-        """Return for each trial the numbers of the first `most` of its `numbers` that tell its body from the gold code; none
-        where fewer than `least` do.
+    def kills_of_all(self, mutants: Sequence[dict[str, Any]]) -> list[list[int]]:
+        """Return for each mutant the first `most` of its `numbers` whose programs kill it; none where fewer than `least` do.
 
-        Once a body of a function is told by none, the function's other bodies are not tried, and get an empty list too.
+        Once a mutant of a function survives, the function's others are not tried, and get an empty list too.
         """
         answers: list[list[int]] = []
-        passed: set[tuple[str, str]] = set()
-        told: dict[tuple[str, str], dict[int, None]] = {}
-        for trial in trials:
-            function = (trial["path"], trial["qualname"])
-            known = told.setdefault(function, {})
-            first = known if trial["found_first"] else {}
-            numbers = [*first, *(number for number in trial["numbers"] if number not in first)]
-            found = [] if function in passed else self.try_one(trial, numbers, max(trial["most"], len(first)))
+        survived: set[tuple[str, str]] = set()
+        killers: dict[tuple[str, str], dict[int, None]] = {}
+        for mutant in mutants:
+            function = (mutant["path"], mutant["qualname"])
+            known = killers.setdefault(function, {})
+            first = known if mutant["found_first"] else {}
+            numbers = [*first, *(number for number in mutant["numbers"] if number not in first)]
+            found = [] if function in survived else self.kills_of(mutant, numbers, max(mutant["most"], len(first)))
             known.update(dict.fromkeys(found))
-            if len(found) < trial["least"]:
-                passed.add(function)
+            if len(found) < mutant["least"]:
+                survived.add(function)
                 found = []
             answers.append(found)
         return answers
 
-    def try_one(self, body: dict[str, Any], numbers: Sequence[int], most: int) -> list[int]:
-        """Return the first `most` of the numbers whose programs tell a body."""
-        tell_unknown(body["known"])
-        functions = self.find(body["path"], body["qualname"])
-        lines = lines_of(os.path.join(os.getcwd(), body["path"]))
-        codes = [code_with(body, lines, function.__code__) for function in functions]
+    def kills_of(self, mutant: dict[str, Any], numbers: Sequence[int], most: int) -> list[int]:
+        """Return the first `most` of the numbers whose programs kill a mutant."""
+        set_known_calls(mutant["known"])
+        functions = self.find(mutant["path"], mutant["qualname"])
+        lines = lines_of(os.path.join(os.getcwd(), mutant["path"]))
+        codes = [code_with(mutant, lines, function.__code__) for function in functions]
         if not codes or None in codes:
-            return self.try_file(body, [number for number in numbers if self.holds(number)], most)
+            return self.kills_in_file(mutant, [number for number in numbers if self.holds(number)], most)
 
-        def tells(number: int) -> bool:
+        def kills(number: int) -> bool:
             with swapped(functions, codes):
-                wrong = self.is_wrong(number, self.body_cpu_s[number])
+                wrong = self.is_wrong(number, self.mutant_cpu_s[number])
             return wrong and self.holds(number)
 
-        return list(itertools.islice(filter(tells, numbers), most))
+        return list(itertools.islice(filter(kills, numbers), most))
 
-    def try_file(self, body: dict[str, Any], steady: Sequence[int], most: int) -> list[int]:
-        """Do `try_one` with a changed file: all programs tell a body whose module cannot be imported, or not to the end."""
-        found = in_fork(partial(self.try_imported, body, steady, most), cpu_s=_IMPORT_CPU_S, wall_s=_IMPORT_WALL_S)
-        return list(steady) if found is None else found
+    def kills_in_file(self, mutant: dict[str, Any], steady: Sequence[int], most: int) -> list[int]:
+        """Do `kills_of` with a changed file. All programs kill a mutant whose module cannot be imported with it, or not to the
+        end. One that knows calls does as the gold code does until then: if it is not imported, that says nothing, and it
+        survives."""
+        found = in_fork(partial(self.kills_imported, mutant, steady, most), cpu_s=_IMPORT_CPU_S, wall_s=_IMPORT_WALL_S)
+        if found is None:
+            return list(steady) if mutant["known"] is None else []
+        return list(found)
 
-    def try_imported(self, body: dict[str, Any], steady: Sequence[int], most: int) -> list[int]:
+    def kills_imported(self, mutant: dict[str, Any], steady: Sequence[int], most: int) -> list[int]:
         forget_tree()
-        replace_body(body)
-        tell_unknown(None)  # what a module calls when it is imported, it calls for every test
-        import_modules([self.programs[number] for number in steady])
-        tell_unknown(body["known"])
-        return list(itertools.islice((number for number in steady if self.is_wrong(number, self.body_cpu_s[number])), most))
+        replace_body(mutant)
+        set_known_calls(None)  # what a module calls when it is imported, it calls for every test
+        programs = [self.programs[number] for number in steady]
+        import_modules(programs)
+        set_known_calls(mutant["known"])
+        wanted = self.imported & {*modules_of([list(map(list, program)) for program in programs])}
+        if mutant["known"] is not None and not wanted <= sys.modules.keys():
+            return []
+        kills = (number for number in steady if self.is_wrong(number, self.mutant_cpu_s[number]))
+        return list(itertools.islice(kills, most))
