@@ -140,6 +140,7 @@ BY_HEART = "the tests' answers by heart satisfy its held-out programs: otherwise
     ids=[
         "nothing new",
         "one new call",
+        "two new calls",
         "one new answer",
         "an argument",
         "one object",
