@@ -29,7 +29,7 @@ def run_some_python(*_: object) -> None:
 @pytest.mark.slow
 def test_many_threads_parse_at_once():
     """With `ast.parse` in its place this fails in about one of a hundred calls."""
-    source = (Path(composer_replication.__file__).parent / "sandbox/grading/steps/body_trials.py").read_text()
+    source = (Path(composer_replication.__file__).parent / "sandbox/grading/steps/mutants.py").read_text()
     interval, threshold = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(1e-6)
     gc.set_threshold(50)
