@@ -158,8 +158,8 @@ def test_another_answer_is_a_checksum(other: object) -> None:
     assert re.fullmatch("#[0-9]+", answer_of(other))
 
 
-def watched(work: Any) -> Calls:
-    calls = Calls()
+def watched(work: Any, **options: Any) -> Calls:
+    calls = Calls(**options)
 
     def profile(frame: Any, event: str, argument: object) -> None:
         if frame.f_code.co_filename == __file__ and frame.f_code is not work.__code__:
@@ -204,5 +204,16 @@ def test_calls_are_counted_once_with_what_they_return() -> None:
     assert list(calls.of["m.py::counting"].values()) == [None], "a generator that goes on makes no new call"
     assert list(calls.of["m.py::failing"].values()) == ["None", "7"], "an exception is told by a trace alone"
     known = {"m.py::plain": set(calls.of["m.py::plain"])}
-    assert calls.without(known)["m.py::plain"] == []
-    assert len(calls.without(known)["m.py::failing"]) == 2
+    found = watched(work, known=known).found()
+    assert found["m.py::plain"] == [], "it ran"
+    assert len(found["m.py::failing"]) == 2
+
+
+def test_of_the_calls_that_are_not_known_two_are_described() -> None:
+    def work() -> None:
+        for number in (1, 2, 3, 4):
+            failing(str(number))
+
+    first = watched(lambda: failing("1")).of["m.py::failing"]
+    assert list(watched(work).of["m.py::failing"].values()) == ["1", "2", "3", "4"]
+    assert list(watched(work, known={"m.py::failing": set(first)}).of["m.py::failing"].values()) == ["2", "3"]

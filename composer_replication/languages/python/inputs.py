@@ -11,11 +11,14 @@ import re
 import string
 from typing import Any
 
-_NUMBER, _WORD = re.compile(r"[0-9]+"), re.compile(r"[A-Za-z]+")
+_NUMBER, _WORD, _EITHER = re.compile(r"[0-9]+"), re.compile(r"[A-Za-z]+"), re.compile(r"[0-9]+|[A-Za-z]+")
 _DIGITS = 15
 """Digits of a number in a text that are read."""
+_FAR = 0.3
+"""Probability that a number in a text becomes any of at most one digit more, and not one near to it."""
 _SAME_SHAPE = 0.5
 """Probability that a changed text keeps its shape, as what a test accepts often must."""
+_HOLDING = frozenset({"list", "tuple", "set", "frozenset", "dict"})
 _NEW_ITEMS = 4
 """How often a changed item stands among the ways to change a list or dict, beside three or four that only move items."""
 
@@ -59,6 +62,38 @@ def shape_of(text: str) -> str:
     return _WORD.sub("a", _NUMBER.sub("0", text))
 
 
+def words_of(value: Any) -> list[str]:
+    """Return the numbers and words of a value: whole numbers, and those in its texts."""
+    match value:
+        case str():
+            return _EITHER.findall(value)
+        case int() if not isinstance(value, bool):
+            return [str(abs(value))]
+        case [str(kind), list(items)] if kind in _HOLDING:
+            parts = [part for pair in items for part in pair] if kind == "dict" else items
+            return [word for part in parts for word in words_of(part)]
+    return []
+
+
+def new_word(word: str, rng: random.Random) -> str:
+    """Return another number, or a word with another letter."""
+    return _same_shape(word, rng)
+
+
+def with_word(value: Any, old: str, new: str) -> Any:
+    """Return a value with one of its words or numbers replaced wherever it stands."""
+    match value:
+        case str():
+            return _EITHER.sub(lambda found: new if found.group() == old else found.group(), value)
+        case int() if not isinstance(value, bool) and old.isdigit():
+            return (int(new) if value >= 0 else -int(new)) if str(abs(value)) == old else value
+        case [str(kind), list(items)] if kind in _HOLDING:
+            if kind == "dict":
+                return [kind, [[with_word(part, old, new) for part in pair] for pair in items]]
+            return [kind, [with_word(item, old, new) for item in items]]
+    return value
+
+
 def _changed_text(mine: str, theirs: str, rng: random.Random) -> str:
     if rng.random() < _SAME_SHAPE and (alike := _same_shape(mine, rng)) != mine:
         return alike
@@ -82,7 +117,8 @@ def _same_shape(text: str, rng: random.Random) -> str:
     part = rng.choice(parts)
     found = part.group()
     if found.isdigit():
-        new = str(int(found[:_DIGITS]) + rng.randint(1, 9)).zfill(len(found))
+        near, far = int(found[:_DIGITS]) + rng.randint(1, 9), rng.randrange(10 ** (min(len(found), _DIGITS) + 1))
+        new = str(far if rng.random() < _FAR else near).zfill(len(found))
     else:
         at = rng.randrange(len(found))
         letter = rng.choice(string.ascii_lowercase)

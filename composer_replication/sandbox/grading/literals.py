@@ -40,7 +40,8 @@ _BUILT_FROM: dict[type, Callable[[Any], list[Any]]] = {
     range: lambda v: [v.start, v.stop, v.step],
     slice: lambda v: [v.start, v.stop, v.step],
 }
-"""Types whose values are their constructor's arguments (those with a time zone are not written)."""
+"""Types whose values are their constructor's arguments; with a time zone they are moments, and written as results only."""
+_SINCE = datetime.datetime(1, 1, 1)
 _CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", dict: "dict"}
 
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -112,9 +113,18 @@ class _Writer:
             return [kind.__name__, value.hex()]
         if kind in _BUILT_FROM:
             if getattr(value, "tzinfo", None) is not None:
-                raise Unwritable("time zone")
+                return self._moment(kind, value)
             return ["built", f"{kind.__module__}:{kind.__qualname__}", _BUILT_FROM[kind](value)]
         return None
+
+    def _moment(self, kind: type, value: Any) -> Any:
+        """Encode a time of a zone by what it is compared by: the time without its distance from UTC."""
+        offset = None if self.reference is not None else value.utcoffset()
+        if offset is None:
+            raise Unwritable("time zone")
+        fields = _BUILT_FROM[kind](value)
+        plain = datetime.datetime(*fields) if kind is datetime.datetime else datetime.datetime(1, 1, 1, *fields)
+        return ["moment", f"{kind.__module__}:{kind.__qualname__}", _BUILT_FROM[datetime.timedelta](plain - _SINCE - offset)]
 
     def _container(self, kind: type, value: Any) -> Any:
         name = _CONTAINERS[kind]

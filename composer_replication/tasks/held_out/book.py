@@ -37,14 +37,13 @@ _PER_FUNCTION = 8
 """Recorded programs taken for each function that they run."""
 _VARIATIONS, _MOST_VARIATIONS = 2, 8
 """Variations of a program that are tried, and those of one that runs a function which few others run."""
-_FEW, _FEW_ANSWERS = 5, 3
-"""Programs with a new call of a function, and different answers to these, below which more variations are tried."""
-_AIMS, _TOWARDS = 4, 5
+_FEW, _FEW_OTHERS = 5, 3
+"""Programs with a new call of a function, and those of them with an answer other than the most frequent one, below which more
+variations are tried."""
+_AIMS, _TOWARDS = 4, 4
 """Programs of a function that these are made from, and how many of each."""
 _ROUNDS = 2
 """Rounds of these, each for the functions that the one before brought further and not far enough."""
-_NEW_CALLS = 20
-"""New calls of a function whose answers are kept of one program."""
 _SLOW_S = 0.2
 _MISUSE = frozenset({"TypeError", "AttributeError", "NameError", "RecursionError", "MemoryError", "SystemExit", "TimeoutError"})
 """Exceptions never expected of a varied program."""
@@ -65,8 +64,8 @@ class ObservedProgram:
     cpu_s: float
     """CPU-seconds that the gold code takes for it."""
     new_calls: Mapping[str, Sequence[str | None]]
-    """By key of the function, what it returns to calls that no test makes, as `steps.calls.answer_of` writes it; None where that
-    is not known. Empty for the steps of a test."""
+    """By key of the function, what it returns to some calls that no test makes, as `steps.calls.answer_of` writes it; None where
+    that is not known. Empty for the steps of a test."""
 
     @property
     def informative(self) -> list[Any]:
@@ -179,11 +178,12 @@ class _Examiner:
         found += self.kept(varied, rest, taken, origins)
         poor = _poor(found)
         for _ in range(_ROUNDS):
-            aims = [aim for function in sorted(poor) for aim in _aims(function, taken, first, telling)]
+            aims = [aim for function in sorted(poor) for aim in _aims(function, poor[function], taken, first, telling)]
             varied = [_Varied(*one) for number, leading in aims for one in variations.draw_towards(number, leading, _TOWARDS)]
             more = self.kept(varied, self.times([one.steps for one in varied]), taken, origins)
             found += more
-            poor = _poor(found) & {function for program in more if program is not None for function in program.new_calls}
+            further = {function for program in more if program is not None for function in program.new_calls}
+            poor = {function: common for function, common in _poor(found).items() if function in further}
         return [program for program in found if program is not None and program.informative]
 
     def times(self, programs: Sequence[Steps]) -> list[_Times]:
@@ -202,8 +202,7 @@ class _Examiner:
         for one, (lined, again) in zip(varied, times, strict=True):
             origin, parent = origins[one.parent][0], taken[one.parent]
             if origin is not None and lined is not None and _does_nothing_new(one.steps, lined, parent.steps, origin):
-                new = {function: calls[:_NEW_CALLS] for function, calls in lined["calls"].items() if calls}
-                answers = {function: [answer for _, answer in calls] for function, calls in new.items()}
+                answers = {function: [answer for _, answer in calls] for function, calls in lined["calls"].items() if calls}
                 named = self.errors.of(parent.test) - _MISUSE
                 found.append(_observed(one.steps, (lined, again), named, new_calls=answers))
         return found
@@ -259,25 +258,36 @@ def _wanted(seen: Sequence[Mapping[str, Any] | None]) -> list[int]:
     return [max(_VARIATIONS, min(_MOST_VARIATIONS, 2 * _PER_FUNCTION // rare)) if rare else 0 for rare in rarest]
 
 
-def _poor(observed: Sequence[ObservedProgram | None]) -> set[str]:
-    """Return the functions of which few programs make a new call, or new calls have few answers."""
+def _poor(observed: Sequence[ObservedProgram | None]) -> dict[str, str | None]:
+    """Return the functions of which few programs make a new call, or few give another answer to it than the most frequent one,
+    with that answer. What a function returns that only ever returns None says nothing."""
     programs = [program for program in observed if program is not None]
-    functions = {function for program in programs for function in program.entered}
-    counts = Counter(function for program in programs for function in program.new_calls)
-    answers: dict[str, set[str | None]] = defaultdict(set)
+    answers: dict[str, list[Set[str | None]]] = {function: [] for program in programs for function in program.entered}
     for program in programs:
         for function, returned in program.new_calls.items():
-            answers[function].update(returned)
-    return {function for function in functions if counts[function] < _FEW or len(answers[function]) < _FEW_ANSWERS}
+            answers[function].append(set(returned))
+    found = {}
+    for function, given in answers.items():
+        counts = Counter(answer for some in given for answer in some)
+        common = max(counts, key=lambda answer: counts[answer], default=None)
+        others = sum(bool(some - {common}) for some in given)
+        if len(given) < _FEW or (others < _FEW_OTHERS and counts.keys() - {None, "None"}):
+            found[function] = common
+    return found
 
 
 def _aims(
-    function: str, taken: Sequence[RecordedProgram], seen: Sequence[Mapping[str, Any] | None], telling: Set[int]
+    function: str,
+    common: str | None,
+    taken: Sequence[RecordedProgram],
+    seen: Sequence[Mapping[str, Any] | None],
+    telling: Set[int],
 ) -> list[tuple[int, frozenset[int]]]:
     """Return the numbers of some programs that run a function, each with its steps that lead there: the shortest, and others from
-    among the rest, of those that tell something where there are any."""
+    among the rest, of those that tell something where there are any; first those in which it does not answer as usual."""
     running = {number: frozenset(one["steps"][function]) for number, one in enumerate(seen) if one and function in one["steps"]}
-    ranked = sorted(telling & running.keys() or running, key=lambda number: len(taken[number].steps))
+    usual = {number: all(answer == common for _, answer in (seen[number] or {})["calls"].get(function, ())) for number in running}
+    ranked = sorted(telling & running.keys() or running, key=lambda number: (usual[number], len(taken[number].steps)))
     short, rest = ranked[: _AIMS // 2], ranked[_AIMS // 2 :]
     others = rest[:: max(len(rest) // (_AIMS // 2), 1)][: _AIMS // 2]
     return [(number, running[number]) for number in (*short, *others)]

@@ -126,6 +126,7 @@ def _mutants_of(function: Function, book: HiddenBook, rng: random.Random) -> _Tr
     running = [number for number, program in enumerate(programs) if function.key in program.entered]
     rng.shuffle(running)
     running.sort(key=lambda number: len(programs[number].steps))
+    running = _mixed(running)
     pool = _covering(function, running, programs)
     rest = [number for number in running if number not in pool]
     new = [number for number in rest if function.key in programs[number].new_calls]
@@ -178,7 +179,7 @@ def _raising(answer: str) -> str:
 
 
 def _covering(function: Function, numbers: Sequence[int], programs: Sequence[ObservedProgram]) -> list[int]:
-    """Return those of the numbers, short programs first, whose programs run a line of the function that none before them runs."""
+    """Return those of the numbers whose programs run a line of the function that none before them runs."""
     found, known = [], set[int]()
     for number in numbers:
         lines = programs[number].lines.get(function.path, ())
@@ -187,6 +188,15 @@ def _covering(function: Function, numbers: Sequence[int], programs: Sequence[Obs
             known |= new
             found.append(number)
     return found
+
+
+def _mixed(numbers: Sequence[int]) -> list[int]:
+    """Order programs, which come by length, so that the shortest and such as are spread over the rest stand in turns: what a
+    function does may not show in the shortest."""
+    short, rest = numbers[: _POOL // 2], numbers[_POOL // 2 :]
+    every = max(len(rest) // (_POOL // 2), 1)
+    spread = [number for start in range(every) for number in rest[start::every]]
+    return [number for turn in _in_turns([short, spread]) for number in turn]
 
 
 def _in_turns(halves: Sequence[Sequence[int]]) -> Iterable[list[int]]:

@@ -1,5 +1,5 @@
-"""Programs near the recorded ones: a part of one, another argument, operands exchanged, a step left out, done twice, or exchanged
-with the next."""
+"""Programs near the recorded ones: a part of one, another argument, a word renamed throughout, operands exchanged, a step left
+out, done twice, or exchanged with the next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
-from composer_replication.languages.python.inputs import changed, kind_of, shape_of
+from composer_replication.languages.python.inputs import changed, kind_of, new_word, shape_of, with_word, words_of
 from composer_replication.sandbox.grading.programs import Step, Steps
 from composer_replication.tasks.held_out.slices import needs
 
@@ -19,11 +19,11 @@ Palette: TypeAlias = Mapping[str, Sequence[Any]]
 
 _PART = 0.4
 """Probability of first cutting a program down to one step and what that needs."""
-_ANOTHER_ARGUMENT, _EXCHANGED, _LEFT_OUT, _TWICE = 0.6, 0.7, 0.8, 0.9
+_ANOTHER_ARGUMENT, _RENAMED, _EXCHANGED, _LEFT_OUT, _TWICE = 0.45, 0.7, 0.78, 0.85, 0.92
 """Upper ends of the other ways' shares of chance; the rest exchanges two steps."""
 _TWO_SIDED = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "or_", "and_", "xor"})
-_EXCHANGED_TOWARDS = 0.2
-"""Share of chance of exchanging operands where a variation is to lead somewhere."""
+_EXCHANGED_TOWARDS, _RENAMED_TOWARDS = 0.15, 0.5
+"""Upper ends of the shares of chance where a variation is to lead somewhere; the rest changes an argument."""
 _FROM_ANYWHERE = 0.3
 """Probability that a text is exchanged with one of the same shape that stands anywhere."""
 _ATTEMPTS = 3
@@ -82,6 +82,8 @@ def vary(program: Steps, palette: Palette, rng: random.Random) -> list[tuple[int
     way, at = rng.random(), rng.randrange(len(steps))
     if way < _ANOTHER_ARGUMENT:
         return steps if _with_another_argument(steps, palette, rng) or len(steps) < len(program) else None
+    if way < _RENAMED:
+        return steps if _with_word_renamed(steps, steps, rng) or len(steps) < len(program) else None
     if way < _EXCHANGED:
         return steps if _with_operands_exchanged(steps, rng) else None
     if way < _LEFT_OUT:
@@ -95,14 +97,17 @@ def vary(program: Steps, palette: Palette, rng: random.Random) -> list[tuple[int
 
 
 def vary_towards(program: Steps, leading: Set[int], palette: Palette, rng: random.Random) -> list[tuple[int, Step]] | None:
-    """Return one variation in an argument or the operands of a step that the leading ones need, or of one of these; None where
-    there is nothing to change."""
+    """Return one variation in an argument, a word or the operands of a step that the leading ones need, or of one of these; None
+    where there is nothing to change."""
     steps = copy.deepcopy(list(program))
     if rng.random() < _PART:
         steps = _part(steps, rng, [(number, step) for number, step in steps if number in leading])
     needed = _needed(steps, leading)
     reached = [(number, step) for number, step in steps if number in needed]
-    if rng.random() < _EXCHANGED_TOWARDS and _with_operands_exchanged(reached, rng):
+    way = rng.random()
+    if way < _EXCHANGED_TOWARDS and _with_operands_exchanged(reached, rng):
+        return steps
+    if way < _RENAMED_TOWARDS and _with_word_renamed(steps, reached, rng):
         return steps
     return steps if _with_another_argument(reached, palette, rng) or _with_operands_exchanged(reached, rng) else None
 
@@ -145,6 +150,20 @@ def _with_another_argument(steps: Sequence[tuple[int, Step]], palette: Palette, 
     return False
 
 
+def _with_word_renamed(steps: Steps, where: Steps, rng: random.Random) -> bool:
+    """Rename one word or number of the arguments of the steps `where` in all steps, and say whether there was one: what is equal,
+    part of something or a key of it stays so."""
+    words = sorted({word for _, step in where for holder, key in _arguments(step) for word in words_of(holder[key])})
+    if not words:
+        return False
+    old = rng.choice(words)
+    new = new_word(old, rng)
+    for _, step in steps:
+        for holder, key in _arguments(step):
+            holder[key] = with_word(holder[key], old, new)
+    return new != old
+
+
 def _with_operands_exchanged(steps: Sequence[tuple[int, Step]], rng: random.Random) -> bool:
     """Exchange the operands of one operator, and say whether there was one: what is less one way is not the other way round."""
     found = [step for _, step in steps if step["do"] == "operator" and step["name"] in _TWO_SIDED]
@@ -160,13 +179,18 @@ def _shaped(text: str) -> str:
 
 def _slots(step: Step) -> list[tuple[str, Any, Any]]:
     """Return the places of a step's plain arguments: a name of the place, and the holder and key of the value."""
-    what = f"{step['do']} {step.get('name', step.get('of'))}"
+    what = step["do"] if step["do"] in ("value", "iterator") else f"{step['do']} {step.get('name', step.get('of'))} "
+    return [(f"{what}{key}", holder, key) for holder, key in _arguments(step) if _is_plain(holder[key])]
+
+
+def _arguments(step: Step) -> list[tuple[Any, Any]]:
+    """Return the holder and key of each argument of a step that may be varied: no name of an attribute, nor what an item is taken
+    from."""
     if step["do"] in ("value", "iterator"):
-        return [(step["do"], step, "of")] if _is_plain(step["of"]) else []
+        return [(step, "of")]
     fixed = {"setattr": 2, "delattr": 2, "getitem": 1}.get(step.get("name", ""), 0) if step["do"] == "operator" else 0
     args, named = step.get("args", []), step.get("named", {})
-    found = [(f"{what} {at}", args, at) for at in range(fixed, len(args)) if _is_plain(args[at])]
-    return found + [(f"{what} {name}", named, name) for name in named if _is_plain(named[name])]
+    return [(args, at) for at in range(fixed, len(args))] + [(named, name) for name in named]
 
 
 def _is_plain(written: Any) -> bool:

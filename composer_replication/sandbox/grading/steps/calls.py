@@ -17,12 +17,13 @@ from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, 
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
-_MOST_PARTS = 40
-"""Parts of the arguments of one call that are described. Calls that differ only behind these are taken for alike."""
+_MOST_PARTS = 30
+"""Parts of one argument of a call that are described. Calls that differ only behind these are taken for alike."""
 _MOST_LEVELS = 20
 """Levels of values in values that are described."""
-_MOST_CALLS = 10
-"""Calls of one function that are described of one program, its first ones: a parser makes thousands."""
+_MOST_CALLS, _MOST_NEW_CALLS = 6, 2
+"""Calls of one function that are described of one program, its first ones (a parser makes thousands), until so many are found
+that are not known."""
 _LONGEST_ANSWER = 120
 """Characters of an answer that is kept as it is written; longer ones, and objects, by a checksum."""
 KnownCalls: TypeAlias = "Mapping[str, set[int]]"
@@ -212,9 +213,8 @@ def call_of(code: CodeType, values: dict[str, Any]) -> int:
     """
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
-    described = Description()
     try:
-        return checksum("\n".join(described.of(values[name]) for name in code.co_varnames[:count] if name in values))
+        return checksum("\n".join(Description().of(values[name]) for name in code.co_varnames[:count] if name in values))
     except Exception:  # noqa: BLE001 - near the limit of recursion, or an odd object: such calls are taken for alike
         return 0
 
@@ -248,11 +248,12 @@ def start_of(code: CodeType) -> int:
 
 
 class Calls:
-    """Collects the different calls of each function, and how they end: with what `answer_of` writes, or `!module:name` of an
-    exception. None stands for an end that is not known, such as that of a generator."""
+    """Collects the different calls of each function that are not `known`, and how they end: with what `answer_of` writes, or
+    `!module:name` of an exception. None stands for an end that is not known, such as that of a generator."""
 
-    def __init__(self, most: int = _MOST_CALLS) -> None:
-        self.most = most
+    def __init__(self, most: int = _MOST_CALLS, *, known: KnownCalls | None = None) -> None:
+        self.most, self.known = most, known or {}
+        self.most_new = most if known is None else _MOST_NEW_CALLS
         self.described: dict[str, int] = {}
         """Calls of each function that were described, equal ones as well."""
         self.of: dict[str, dict[int, str | None]] = {}
@@ -277,9 +278,11 @@ class Calls:
         found = self.of.setdefault(function, {})
         self.running.pop(id(frame), None)
         count = self.described.get(function, 0)
-        if count < self.most:
+        if count < self.most and len(found) < self.most_new:
             self.described[function] = count + 1
             call = call_of(code, frame.f_locals)
+            if call in self.known.get(function, ()):
+                return
             if found.setdefault(call, None) is None and not code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
                 self.running[id(frame)] = found, call
 
@@ -294,10 +297,6 @@ class Calls:
             found, call = begun
             found[call] = raised if raised is not None and result is None else answer_of(result)
 
-    def without(self, known: KnownCalls) -> dict[str, list[tuple[int, str | None]]]:
-        """Return the calls of each function, by `path::name`, that are none of the known ones."""
-        found = {}
-        for function, calls in sorted(self.of.items()):
-            there = known.get(function, set())
-            found[function] = [(call, answer) for call, answer in calls.items() if call not in there]
-        return found
+    def found(self) -> dict[str, list[tuple[int, str | None]]]:
+        """Return the calls of each function that ran, by `path::name`."""
+        return {function: list(calls.items()) for function, calls in sorted(self.of.items())}

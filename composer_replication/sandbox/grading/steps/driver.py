@@ -15,7 +15,6 @@ import os
 import resource
 import sys
 import zlib
-from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,15 +40,8 @@ def answer(request: dict[str, Any]) -> list[Any]:
     gc.freeze()  # so that a collection in a fork does not copy every page
     if request["mode"] == "run":
         return [in_fork(partial(run, program), **limits) for program in programs]
-    known = defaultdict(set, {function: set(calls) for function, calls in (request["known"] or {}).items()})
-    found = []
-    for program in programs:
-        seen = in_fork(partial(examine, program, lines=request["lines"], known=known), **limits)
-        if seen is not None and request["known"] is None:  # from now on they are known
-            for function, calls in seen["calls"].items():
-                known[function].update(call for call, _ in calls)
-        found.append(seen)
-    return found
+    known = None if request["known"] is None else {function: set(calls) for function, calls in request["known"].items()}
+    return [in_fork(partial(examine, program, lines=request["lines"], known=known), **limits) for program in programs]
 
 
 def main() -> None:

@@ -198,7 +198,7 @@ class Mutants:
         lines = lines_of(os.path.join(os.getcwd(), mutant["path"]))
         codes = [code_with(mutant, lines, function.__code__) for function in functions]
         if not codes or None in codes:
-            return self.kills_in_file(mutant, [number for number in numbers if self.holds(number)], most)
+            return self.kills_in_file(mutant, numbers, most)
 
         def kills(number: int) -> bool:
             with swapped(functions, codes):
@@ -207,24 +207,28 @@ class Mutants:
 
         return list(itertools.islice(filter(kills, numbers), most))
 
-    def kills_in_file(self, mutant: dict[str, Any], steady: Sequence[int], most: int) -> list[int]:
+    def kills_in_file(self, mutant: dict[str, Any], numbers: Sequence[int], most: int) -> list[int]:
         """Do `kills_of` with a changed file. All programs kill a mutant whose module cannot be imported with it, or not to the
         end. One that knows calls does as the gold code does until then: if it is not imported, that says nothing, and it
         survives."""
-        found = in_fork(partial(self.kills_imported, mutant, steady, most), cpu_s=_IMPORT_CPU_S, wall_s=_IMPORT_WALL_S)
+        work = partial(self.kills_imported, mutant, numbers, most)
+        found = in_fork(work, cpu_s=_IMPORT_CPU_S, wall_s=_IMPORT_WALL_S)
         if found is None:
-            return list(steady) if mutant["known"] is None else []
-        return list(found)
+            return [] if mutant["known"] is not None else list(itertools.islice(filter(self.holds, numbers), most))
+        kills = [number for number in found if self.holds(number)]
+        if len(kills) < len(found):  # others may kill in the place of those that the gold code answers otherwise as well
+            return self.kills_in_file(mutant, [number for number in numbers if number in kills or number not in found], most)
+        return kills
 
-    def kills_imported(self, mutant: dict[str, Any], steady: Sequence[int], most: int) -> list[int]:
+    def kills_imported(self, mutant: dict[str, Any], numbers: Sequence[int], most: int) -> list[int]:
         forget_tree()
         replace_body(mutant)
         set_known_calls(None)  # what a module calls when it is imported, it calls for every test
-        programs = [self.programs[number] for number in steady]
+        programs = [self.programs[number] for number in numbers]
         import_modules(programs)
         set_known_calls(mutant["known"])
         wanted = self.imported & {*modules_of([list(map(list, program)) for program in programs])}
         if mutant["known"] is not None and not wanted <= sys.modules.keys():
             return []
-        kills = (number for number in steady if self.is_wrong(number, self.mutant_cpu_s[number]))
+        kills = (number for number in numbers if self.is_wrong(number, self.mutant_cpu_s[number]))
         return list(itertools.islice(kills, most))

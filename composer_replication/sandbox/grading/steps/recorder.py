@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from composer_replication.sandbox.grading.steps.operators import operate
     from composer_replication.sandbox.grading.steps.shipping import Shipper
 
-_MOST_STEPS, _MOST_IN_ALL = 120, 60_000
-"""Limits on the steps of one test and of all."""
+_MOST_STEPS, _MOST_OUTSIDE, _MOST_IN_ALL = 120, 20_000, 60_000
+"""Limits on the steps of one test, of what is outside of any (test files make their parameters when they are imported), and of
+all."""
 _HARNESS = frozenset({"pytest", "_pytest", "unittest", "hypothesis", "mock"})
 """Modules whose functions judge or generate: what they do is not the project's."""
 _JUDGES = {
@@ -101,6 +102,11 @@ class Recorder:
     def test(self) -> str:
         return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
 
+    def full(self, test: str) -> bool:
+        """Return whether a test, or all together, has taken as many steps as it may."""
+        most = _MOST_STEPS if test else _MOST_OUTSIDE
+        return self.counts.get(test, 0) >= most or len(self.steps) >= _MOST_IN_ALL
+
     def idle(self) -> bool:
         return bool(self.inside) or threading.get_ident() != self.thread
 
@@ -131,7 +137,13 @@ class Recorder:
             if self.place(value.__func__) == "test" and id(value.__self__) not in self.handles:
                 return ["stand-in", self.shipper.write(value.__func__)]
             return ["method", encode_argument(value.__self__, self.reference), value.__name__]
-        return None
+        return self.standing(value) if self.place(value) == "source" and name_of(value) is None else None
+
+    def standing(self, value: Any) -> list[Any] | None:
+        """Encode an object that stands in modules of the project, such as a constant, by its name in the outermost."""
+        modules = sorted((name.count("."), name) for name in list(sys.modules) if self.place_of(name) == "source")
+        held = ((name, given) for _, name in modules for given, held in vars(sys.modules[name]).items() if held is value)
+        return next((["named", f"{name}:{given}"] for name, given in held), None)
 
     def written(self, value: Any) -> Any:
         return encode_argument(value, self.reference)
@@ -139,9 +151,9 @@ class Recorder:
     def add(self, step: dict[str, Any], touching: bool, result: Any = None) -> int:
         """Write a step down; its result gets a handle where it can be told from others. Raises Unwritable past the limits."""
         test = self.test()
-        count = self.counts[test] = self.counts.get(test, 0) + 1
-        if count > _MOST_STEPS or len(self.steps) >= _MOST_IN_ALL:
+        if self.full(test):
             raise Unwritable("too many steps")
+        self.counts[test] = self.counts.get(test, 0) + 1
         self.steps.append(step)
         known = type(result) in _PLAIN or (type(result) is tuple and not result)
         kind = "" if known or self.place(result) not in ("source", "test") else type(result).__qualname__
@@ -164,7 +176,7 @@ class Recorder:
 
     def note(self, make: Callable[[], dict[str, Any]], do: Callable[[], Any], operands: tuple[Any, ...]) -> Any:
         """Do what the test does, and write it down where that is possible."""
-        if self.idle() or self.counts.get(self.test(), 0) >= _MOST_STEPS:
+        if self.idle() or self.full(self.test()):
             return do()
         touching = self.touches(operands)
         step = self.attempt(make) if touching or any(type(value) not in _PLAIN for value in operands) else None

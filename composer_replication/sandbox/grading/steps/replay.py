@@ -107,12 +107,12 @@ class Replay:
 class Witness:
     """Sees which lines of the tree a program runs and what it calls there, and whether it asks the clock or the machine."""
 
-    def __init__(self, *, lines: bool) -> None:
+    def __init__(self, *, lines: bool, known: KnownCalls | None) -> None:
         self.root = os.getcwd() + os.sep
         self.inside: dict[CodeType, str] = {}
         self.wants_lines = lines
         self.lines: set[tuple[str, int]] = set()
-        self.calls = Calls()
+        self.calls = Calls(known=known)
         self.unsteady = False
 
     def path_of(self, code: CodeType) -> str:
@@ -128,7 +128,8 @@ class Witness:
             return None
         if event == "line":
             self.lines.add((path, frame.f_lineno))
-            self.calls.raising.pop(id(frame), None)
+            if self.calls.raising:
+                self.calls.raising.pop(id(frame), None)
         elif event == "exception":
             self.calls.raised(frame, argument[0])
         return self.trace
@@ -159,10 +160,10 @@ def run(program: Program) -> list[Any]:
     return [replay.answer(number, step) for number, step in program]
 
 
-def examine(program: Program, *, lines: bool, known: KnownCalls) -> dict[str, Any]:
-    """Return the answers, what trusted code ran for them (`lines`; `calls` that are not known and `steps` that lead to
-    some, by function; `unsteady`; `seconds`), and which steps gave `iterators`. There are no lines and calls unless `lines`."""
-    witness, replay = Witness(lines=lines), Replay()
+def examine(program: Program, *, lines: bool, known: KnownCalls | None) -> dict[str, Any]:
+    """Return the answers, what trusted code ran for them (`lines`; some `calls` that are not known, `steps` that lead to any, by
+    function; `unsteady`; `seconds`), and which steps gave `iterators`. There are no lines and calls unless `lines`."""
+    witness, replay = Witness(lines=lines, known=known), Replay()
     started = time.process_time()
     answers = []
     with witness:
@@ -172,7 +173,7 @@ def examine(program: Program, *, lines: bool, known: KnownCalls) -> dict[str, An
     return {
         "answers": answers,
         "lines": sorted(witness.lines),
-        "calls": witness.calls.without(known),
+        "calls": witness.calls.found(),
         "steps": {function: sorted(steps) for function, steps in witness.calls.steps.items()},
         "unsteady": witness.unsteady,
         "iterators": [number for number, made in replay.made.items() if hasattr(type(made), "__next__")],
