@@ -17,7 +17,7 @@ class HeldOutProgram:
     uses: str
     """Key (`path::qualname`) of the deleted function for which it was chosen."""
     new_calls: int
-    """Calls of that function that it makes and no recorded test does; 0 for the steps of a test."""
+    """Calls of that function that it makes and no recorded test does, at most two; 0 for the steps of a test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,7 +126,44 @@ def test_a_result_is_written_as_what_it_equals(value, like):
     assert encode_result(value) == encode_result(like)
 
 
-@pytest.mark.parametrize("value", ["x" * 5000, list(range(500)), [object()], 1 << 9000, datetime.datetime.now(datetime.UTC)])
+NOON, EAST = datetime.datetime(2026, 3, 1, 12), datetime.timezone(datetime.timedelta(hours=2, minutes=30))
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [NOON, NOON.time(), datetime.datetime.min, datetime.datetime.max, datetime.time()],
+    ids=["", "time", "first", "last", "0"],
+)
+def test_a_moment_is_written_as_what_it_equals_in_any_zone(moment):
+    utc = encode_result(moment.replace(tzinfo=datetime.UTC))
+    assert utc[0] == "moment"
+    assert utc != encode_result(moment)
+    assert utc != encode_result(moment.replace(tzinfo=EAST))
+    assert utc == through_json(utc)
+
+
+def test_the_same_moment_elsewhere_is_written_alike():
+    assert encode_result(NOON.replace(tzinfo=datetime.UTC).astimezone(EAST)) == encode_result(NOON.replace(tzinfo=datetime.UTC))
+    later = datetime.time(14, 30, tzinfo=EAST)
+    assert later == datetime.time(12, tzinfo=datetime.UTC)
+    assert encode_result(later) == encode_result(datetime.time(12, tzinfo=datetime.UTC))
+
+
+class Silent(datetime.tzinfo):
+    """Says nothing of its distance from UTC: the base class raises."""
+
+
+def test_a_moment_of_an_unknown_zone_is_opaque():
+    assert encode_result(NOON.replace(tzinfo=Silent())) == OPAQUE
+
+
+def test_a_zone_is_no_part_of_an_argument():
+    """It may be an object of the project's."""
+    with pytest.raises(Unwritable):
+        encode_argument(NOON.replace(tzinfo=datetime.UTC), no_object)
+
+
+@pytest.mark.parametrize("value", ["x" * 5000, list(range(500)), [object()], 1 << 9000])
 def test_what_is_too_large_or_strange_is_opaque(value):
     assert encode_result(value) in (OPAQUE, ["list", [OPAQUE]])
 

@@ -167,6 +167,9 @@ def traced(function):
 
 def build(kind, *args):
     return kind(*args)
+
+FULL, alias, _private = Stack([5, 6]), traced(len), Stack([1])
+push = _private.push
 """
 SUITE = """
 import asyncio
@@ -175,7 +178,9 @@ import unittest
 import pytest
 
 import stack
-from stack import Stack, build, counting, tidy, traced
+from stack import FULL, Stack, _private, alias, build, counting, push, tidy, traced
+
+MANY = [Stack([number]) for number in range(150)]
 
 class Doubling(Stack):
     FACTOR = 2
@@ -262,6 +267,17 @@ class Case(unittest.TestCase):
 
 def test_class_of_the_project_as_an_argument():
     assert build(Stack, [1]).top == 1
+
+def test_what_stands_in_a_module():
+    assert FULL.top == 6
+    assert alias([7, 8, 9]) == ("traced", 3)
+
+def test_what_has_a_private_name():
+    assert push(4).top == 4
+    assert _private.pop() == 4
+
+def test_made_at_import():
+    assert MANY[140].top == 140
 """
 EXPECTED = {
     "test_items": [3, 7, ["raises", "IndexError"]],
@@ -276,6 +292,9 @@ EXPECTED = {
     "test_await": [6],
     "Case::test_case": [9, ["raises", "IndexError"], ["tuple", ["traced", 2]]],
     "test_class_of_the_project_as_an_argument": [1],
+    "test_what_stands_in_a_module": [6, ["tuple", ["traced", 3]]],
+    "test_what_has_a_private_name": [4],
+    "test_made_at_import": [140],
 }
 
 
@@ -314,6 +333,15 @@ def test_a_comparison_does_not_give_the_answer_away(recorded):
     _, programs, _ = recorded
     [steps] = [program.steps for program in programs if program.test.endswith("test_containers")]
     assert [step["do"] for _, step in steps] == ["value", "call", "look"]
+
+
+@pytest.mark.slow
+def test_no_step_names_what_is_private(recorded):
+    """Other work may have another name for it."""
+    _, programs, _ = recorded
+    [steps] = [program.steps for program in programs if program.test.endswith("test_what_has_a_private_name")]
+    assert steps[0][1]["of"] == ["named", "stack:push"]
+    assert "_private" not in json.dumps([program.steps for program in programs])
 
 
 @dataclass(frozen=True)
@@ -369,6 +397,7 @@ def test_a_program_that_the_gold_code_answers_otherwise_kills_nothing(recorded, 
     for source in (PROJECT, PROJECT + "\nStack().push(1)\n"):
         tree = Tree(base=recorded[0], changes={"stack.py": source.encode()})
         assert kills_of(runner, tree, wrong, [mutant(source, "Stack.push", RETURNS_SELF, numbers)]) == [pushed[1:]]
+        assert kills_of(runner, tree, wrong, [mutant(source, "Stack.push", RETURNS_SELF, numbers, most=1)]) == [pushed[1:2]]
 
 
 @pytest.mark.slow

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import pytest
 
-from composer_replication.languages.python.inputs import changed, shape_of
+from composer_replication.languages.python.inputs import changed, new_word, shape_of, with_word
 from composer_replication.sandbox.grading.programs import Steps
 from composer_replication.tasks.held_out.variations import Variations
 
@@ -50,7 +51,50 @@ def test_towards_a_step_only_what_it_needs_is_changed() -> None:
         assert by_number[2] == PROGRAM[2][1]
         assert by_number[0] != PROGRAM[0][1]
         assert by_number.get(1, PROGRAM[1][1]) == PROGRAM[1][1]
-        assert by_number.get(3, PROGRAM[3][1]) == PROGRAM[3][1]
+        compared = by_number.get(3, PROGRAM[3][1])["args"]
+        assert compared == [["step", 0], "1.0.0"] or renamed(str(by_number[0]["args"]), "3.4.5-rc.1") == "1", "a word of both"
+
+
+def renamed(new: str, old: str) -> str:
+    """Return the one word of `old` that stands in `new` as another, or nothing where other things differ."""
+    pairs = set(zip(re.findall("[0-9]+|[a-z]+", old), re.findall("[0-9]+|[a-z]+", new), strict=False))
+    others = {mine for mine, theirs in pairs if mine != theirs}
+    return others.pop() if len(others) == 1 else ""
+
+
+def test_a_word_is_renamed_wherever_it_stands() -> None:
+    """What was equal, or a key, or a part of a text stays so, and the call is a new one."""
+    program: Steps = [
+        (0, {"do": "value", "of": ["dict", [["foo", ["list", ["bar", 7]]], ["food", 1]]]}),
+        (1, {"do": "method", "of": ["named", "m:Query"], "name": "search", "args": ["foo[7].bar"], "named": {"at": ["step", 0]}}),
+        (2, {"do": "operator", "name": "getitem", "args": [["step", 0], "foo"]}),
+    ]
+    drawn = [json.dumps(steps) for _, steps in Variations([program], random.Random(0)).draw([400])]
+    for old in ("foo", "7", "bar"):
+        written = {
+            new: re.sub(rf"\b{old}\b", new, json.dumps(program)) for text in drawn for new in re.findall("[a-z0-9]+", text)
+        }
+        found = {new for new, text in written.items() if text in drawn}
+        assert len(found - {old}) > 2, (old, found)
+
+
+def test_what_the_tests_expect_of_a_message_is_not_varied() -> None:
+    program: Steps = [
+        call(0, "parse", "no such key"),
+        (1, {"do": "call", "of": ["named", "re:search"], "args": [r"no such \w+", ["step", 0]]}),
+    ]
+    drawn = [dict(steps) for _, steps in Variations([program], random.Random(0)).draw([200])]
+    assert len(drawn) > 20
+    assert {steps[1]["args"][0] for steps in drawn if 1 in steps} == {r"no such \w+"}
+
+
+def test_a_number_in_a_text_becomes_a_near_one_or_any() -> None:
+    rng = random.Random(0)
+    found = [int(new_word("-7".removeprefix("-"), rng)) for _ in range(400)]
+    near = sum(8 <= number <= 16 for number in found)
+    assert 220 < near < 360
+    assert max(found) > 60
+    assert {with_word(value, "7", "31") for value in (7, -7, True, 77, "7-77 a7", "x")} == {31, -31, True, 77, "31-77 a31", "x"}
 
 
 def test_texts_are_taken_from_anywhere_where_one_has_the_same_shape() -> None:

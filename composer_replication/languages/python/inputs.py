@@ -15,7 +15,7 @@ _NUMBER, _WORD, _EITHER = re.compile(r"[0-9]+"), re.compile(r"[A-Za-z]+"), re.co
 _DIGITS = 15
 """Digits of a number in a text that are read."""
 _FAR = 0.3
-"""Probability that a number in a text becomes any of at most one digit more, and not one near to it."""
+"""Probability that a number in a text becomes any of as many digits (one of one digit: of two), and not one near to it."""
 _SAME_SHAPE = 0.5
 """Probability that a changed text keeps its shape, as what a test accepts often must."""
 _HOLDING = frozenset({"list", "tuple", "set", "frozenset", "dict"})
@@ -117,7 +117,8 @@ def _same_shape(text: str, rng: random.Random) -> str:
     part = rng.choice(parts)
     found = part.group()
     if found.isdigit():
-        near, far = int(found[:_DIGITS]) + rng.randint(1, 9), rng.randrange(10 ** (min(len(found), _DIGITS) + 1))
+        width = min(len(found), _DIGITS)
+        near, far = int(found[:_DIGITS]) + rng.randint(1, 9), rng.randrange(10 ** (width - 1), 10 ** max(width, 2))
         new = str(far if rng.random() < _FAR else near).zfill(len(found))
     else:
         at = rng.randrange(len(found))

@@ -112,14 +112,17 @@ class _Writer:
             _check_length(len(value))
             return [kind.__name__, value.hex()]
         if kind in _BUILT_FROM:
-            if getattr(value, "tzinfo", None) is not None:
+            if kind in (datetime.datetime, datetime.time) and value.tzinfo is not None:
                 return self._moment(kind, value)
             return ["built", f"{kind.__module__}:{kind.__qualname__}", _BUILT_FROM[kind](value)]
         return None
 
     def _moment(self, kind: type, value: Any) -> Any:
         """Encode a time of a zone by what it is compared by: the time without its distance from UTC."""
-        offset = None if self.reference is not None else value.utcoffset()
+        try:
+            offset = None if self.reference is not None else value.utcoffset()
+        except Exception:  # noqa: BLE001 - a zone of the project's may raise anything
+            offset = None
         if offset is None:
             raise Unwritable("time zone")
         fields = _BUILT_FROM[kind](value)

@@ -82,7 +82,7 @@ def examine_programs(
 
     Args:
         lines: report calls and lines too.
-        known: calls that are not reported, by function. Where it is None, all are.
+        known: calls that are not reported, by function. Where it is None, a call is reported of the first program that makes it.
 
     None stands for a program that did not get to its end; all are None when the sandbox ended early. Raises SandboxError.
     """

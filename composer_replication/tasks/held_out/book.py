@@ -262,15 +262,15 @@ def _poor(observed: Sequence[ObservedProgram | None]) -> dict[str, str | None]:
     """Return the functions of which few programs make a new call, or few give another answer to it than the most frequent one,
     with that answer. What a function returns that only ever returns None says nothing."""
     programs = [program for program in observed if program is not None]
-    answers: dict[str, list[Set[str | None]]] = {function: [] for program in programs for function in program.entered}
+    answers: dict[str, list[Sequence[str | None]]] = {function: [] for program in programs for function in program.entered}
     for program in programs:
         for function, returned in program.new_calls.items():
-            answers[function].append(set(returned))
+            answers[function].append(returned)
     found = {}
     for function, given in answers.items():
-        counts = Counter(answer for some in given for answer in some)
+        counts = Counter(answer for some in given for answer in dict.fromkeys(some))
         common = max(counts, key=lambda answer: counts[answer], default=None)
-        others = sum(bool(some - {common}) for some in given)
+        others = sum(any(answer != common for answer in some) for some in given)
         if len(given) < _FEW or (others < _FEW_OTHERS and counts.keys() - {None, "None"}):
             found[function] = common
     return found
@@ -285,8 +285,9 @@ def _aims(
 ) -> list[tuple[int, frozenset[int]]]:
     """Return the numbers of some programs that run a function, each with its steps that lead there: the shortest, and others from
     among the rest, of those that tell something where there are any; first those in which it does not answer as usual."""
-    running = {number: frozenset(one["steps"][function]) for number, one in enumerate(seen) if one and function in one["steps"]}
-    usual = {number: all(answer == common for _, answer in (seen[number] or {})["calls"].get(function, ())) for number in running}
+    entering = {number: one for number, one in enumerate(seen) if one is not None and function in one["steps"]}
+    running = {number: frozenset(one["steps"][function]) for number, one in entering.items()}
+    usual = {number: all(answer == common for _, answer in one["calls"].get(function, ())) for number, one in entering.items()}
     ranked = sorted(telling & running.keys() or running, key=lambda number: (usual[number], len(taken[number].steps)))
     short, rest = ranked[: _AIMS // 2], ranked[_AIMS // 2 :]
     others = rest[:: max(len(rest) // (_AIMS // 2), 1)][: _AIMS // 2]

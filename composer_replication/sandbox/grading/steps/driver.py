@@ -41,7 +41,13 @@ def answer(request: dict[str, Any]) -> list[Any]:
     if request["mode"] == "run":
         return [in_fork(partial(run, program), **limits) for program in programs]
     known = None if request["known"] is None else {function: set(calls) for function, calls in request["known"].items()}
-    return [in_fork(partial(examine, program, lines=request["lines"], known=known), **limits) for program in programs]
+    found = [in_fork(partial(examine, program, lines=request["lines"], known=known), **limits) for program in programs]
+    told: set[tuple[str, int]] = set()
+    for seen in found if known is None else ():
+        for function, calls in seen["calls"].items() if seen is not None else ():
+            calls[:] = [call for call in calls if (function, call[0]) not in told]
+            told.update((function, call[0]) for call in calls)
+    return found
 
 
 def main() -> None:

@@ -215,10 +215,9 @@ class Mutants:
         found = in_fork(work, cpu_s=_IMPORT_CPU_S, wall_s=_IMPORT_WALL_S)
         if found is None:
             return [] if mutant["known"] is not None else list(itertools.islice(filter(self.holds, numbers), most))
-        kills = [number for number in found if self.holds(number)]
-        if len(kills) < len(found):  # others may kill in the place of those that the gold code answers otherwise as well
-            return self.kills_in_file(mutant, [number for number in numbers if number in kills or number not in found], most)
-        return kills
+        if all(map(self.holds, found)):
+            return list(found)
+        return self.kills_in_file(mutant, [number for number in numbers if self.holds(number)], most)
 
     def kills_imported(self, mutant: dict[str, Any], numbers: Sequence[int], most: int) -> list[int]:
         forget_tree()

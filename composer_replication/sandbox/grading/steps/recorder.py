@@ -14,6 +14,7 @@ import builtins
 import contextlib
 import itertools
 import os
+import re
 import sys
 import threading
 import types
@@ -111,8 +112,8 @@ class Recorder:
         return bool(self.inside) or threading.get_ident() != self.thread
 
     def reference(self, value: Any) -> list[Any] | None:
-        """Encode what is known by a handle, a module, or what a test defines; a container becomes known when it is first
-        passed."""
+        """Encode what is known by a handle, a module, what stands in one, or what a test defines; a container becomes known when
+        it is first passed."""
         if type(value) in _PLAIN:
             return None
         handle = self.handles.get(id(value))
@@ -136,14 +137,16 @@ class Recorder:
         if isinstance(value, types.MethodType):
             if self.place(value.__func__) == "test" and id(value.__self__) not in self.handles:
                 return ["stand-in", self.shipper.write(value.__func__)]
-            return ["method", encode_argument(value.__self__, self.reference), value.__name__]
+            return self.standing(value) or ["method", encode_argument(value.__self__, self.reference), value.__name__]
         return self.standing(value) if self.place(value) == "source" and name_of(value) is None else None
 
     def standing(self, value: Any) -> list[Any] | None:
-        """Encode an object that stands in modules of the project, such as a constant, by its name in the outermost."""
+        """Encode an object that stands in modules of the project, such as a constant, by its name in the outermost; None where it
+        has only private names, which other work may change."""
         modules = sorted((name.count("."), name) for name in list(sys.modules) if self.place_of(name) == "source")
-        held = ((name, given) for _, name in modules for given, held in vars(sys.modules[name]).items() if held is value)
-        return next((["named", f"{name}:{given}"] for name, given in held), None)
+        held = (f"{name}:{given}" for _, name in modules for given, held in vars(sys.modules[name]).items() if held is value)
+        public = (name for name in held if not any(part.startswith("_") for part in re.split("[.:]", name)))
+        return next((["named", name] for name in public), None)
 
     def written(self, value: Any) -> Any:
         return encode_argument(value, self.reference)

@@ -41,7 +41,7 @@ def start(options: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     sys.setprofile(profile)
 
     def stop() -> dict[str, Any]:
-        whole = left > 0 and sys.getprofile() is profile
+        whole = left > 0 and max(calls.described.values(), default=0) < _MOST and sys.getprofile() is profile
         sys.setprofile(None)
         threading.setprofile(None)
         return {"calls": {function: list(found) for function, found in calls.of.items()}, "whole": whole}
