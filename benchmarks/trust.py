@@ -1,12 +1,13 @@
 """What rewards rest on, package by package: the share of candidate tasks with out-of-process evidence, and what attacks and
 honest work get on them.
 
-Each package is built twice with the same options: with this code, and with that of `--before COMMIT`, whose CPU-seconds a task
-are the yardstick. Then, by the real grader: the universal forger (`tests/attack/forger.py`) with 12 bodies of one line that no
-build tries and once with answers from the steps, on every task that is not forgeable; constants and tables of the answers to the
-visible tests' calls (`tests/attack/learners.py`), with a default for other calls; the gold code of each; and honest variants of
-the gold code of the first tasks. CPU time is that of everything (`tasks.clock`). Figures are kept in `--write`, and a package
-that is there already is not measured again. The last line is JSON.
+Each package is built twice with the same options: with this code, and with that of `--before COMMIT`, whose CPU-seconds a
+task are the yardstick. Then every task that is not forgeable is tried with: the universal forger (`tests/attack/forger.py`),
+with 12 bodies of one line that no build tries and once with answers from the steps; constants and tables of the answers to
+the visible tests' calls (`tests/attack/learners.py`), with a default for other calls; its gold code; and, for the first
+tasks, honest variants of that. All are judged by the real grader, forgeries by its last stage first. CPU time is that of
+everything (`tasks.clock`). Figures are kept in `--write`, and a package that is there already is not measured again. The last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from honest_variants import honest_variants
 from measuring import emit
@@ -60,6 +61,7 @@ isodate and pathspec was looked at while the checks were made."""
 _MEASURED = ("composer_replication/sandbox", "composer_replication/tasks", "composer_replication/languages", "tests/attack")
 """Folders whose code the figures describe: a record of other code is measured again."""
 AIM_SHARE, AIM_CPU = 0.8, 2.0
+_Result = TypeVar("_Result")
 _TRIES = 3
 _WITH_VARIANTS = 3
 """Tasks of a package whose gold code is written in other ways."""
@@ -83,37 +85,54 @@ def graded(task: Task, workspace: Mapping[str, bytes], python: Path) -> GradeRep
 
 
 def attacked(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
-    """Try the forger on every task, and count what got past all visible tests and anti-tests."""
-    attempts = [(task, name, workspace) for task in tasks for name, workspace in forged(task)]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        reports = list(threads.map(lambda attempt: graded(attempt[0], attempt[2], python), attempts))
-    past_tests = sum(all("held-out program" in reason for reason in report.reasons) for report in reports)
-    rewarded = [
-        f"{task.spec.task_id}: {name}" for (task, name, _), report in zip(attempts, reports, strict=True) if report.reward == 1.0
-    ]
-    return {"forgeries": len(attempts), "past_tests": past_tests, "rewarded": rewarded}
+    """Try the forger on every task. One forgery of each goes through the whole grader, to see whether it passes all visible tests
+    and anti-tests."""
+    results = _in_threads(lambda task: _forgeries(task, python), tasks)
+    return {
+        "forgeries": sum(count for count, _, _ in results),
+        "tasks_past_tests": sum(past for _, past, _ in results),
+        "rewarded": [name for _, _, names in results for name in names],
+    }
+
+
+def _forgeries(task: Task, python: Path) -> tuple[int, bool, list[str]]:
+    """Return how many forgeries were tried, whether the first passed all but the programs, and those that are rewarded."""
+    forgeries = list(forged(task))
+    report = graded(task, forgeries[0][1], python)
+    past_tests = report.reward == 1.0 or all("held-out program" in reason for reason in report.reasons)
+    return len(forgeries), past_tests, _rewarded(task, forgeries, python)
 
 
 def learnt_by_heart(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
-    """Try answers by heart on every task of one function: on its programs, and where these are satisfied, by the whole grader."""
-    sandbox = open_sandbox()
+    """Try answers by heart on every task of one function."""
 
     def tried(task: Task) -> tuple[int, list[str]]:
-        limits = Limits(wall_s=task.spec.test_timeout_s, cpu_s=task.spec.test_timeout_s)
-        runner = CodeRunner(sandbox=sandbox, python=python, python_path=task.spec.python_path, limits=limits)
-        attempts = list(learnt(task, python, sandbox))
-        past = [
-            (name, workspace)
-            for name, workspace in attempts
-            if not wrong_programs(runner, Tree(base=task.repo, changes=workspace), task.spec.hidden.programs)[0]
-        ]
-        return len(attempts), [name for name, workspace in past if graded(task, workspace, python).reward == 1.0]
+        attempts = list(learnt(task, python, open_sandbox()))
+        return len(attempts), _rewarded(task, attempts, python)
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        results = list(threads.map(tried, tasks))
-    rewarded = [f"{task.spec.task_id}: {name}" for task, (_, names) in zip(tasks, results, strict=True) for name in names]
+    results = _in_threads(tried, tasks)
     counts = [count for count, _ in results]
+    rewarded = [name for _, names in results for name in names]
     return {"tasks": sum(count > 0 for count in counts), "tried": sum(counts), "rewarded": rewarded}
+
+
+def _rewarded(task: Task, attempts: Iterable[tuple[str, Mapping[str, bytes]]], python: Path) -> list[str]:
+    """Return which attempts are rewarded. What the held-out programs refuse is not, whatever the tests say: only what satisfies
+    them goes through the whole grader."""
+    limits = Limits(wall_s=task.spec.test_timeout_s, cpu_s=task.spec.test_timeout_s)
+    runner = CodeRunner(sandbox=open_sandbox(), python=python, python_path=task.spec.python_path, limits=limits)
+    programs = task.spec.hidden.programs
+    return [
+        f"{task.spec.task_id}: {name}"
+        for name, workspace in attempts
+        if not wrong_programs(runner, Tree(base=task.repo, changes=workspace), programs)[0]
+        and graded(task, workspace, python).reward == 1.0
+    ]
+
+
+def _in_threads(work: Callable[[Task], _Result], tasks: Sequence[Task]) -> list[_Result]:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        return list(threads.map(work, tasks))
 
 
 def honest(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
@@ -183,7 +202,7 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
     shares, ratios = ([result[key] for result in found if key in result] for key in ("share", "cpu_ratio"))
     totals = {
         key: sum(result[key] for result in found)
-        for key in ("tasks", "strong", "forgeries", "past_tests", "by_heart_tried", "honest_variants")
+        for key in ("tasks", "strong", "forgeries", "tasks_past_tests", "by_heart_tried", "honest_variants")
     }
     kinds = ("rewarded", "by_heart_rewarded", "honest_refused", "honest_alarms")
     lists = {key: sum(len(result[key]) for result in found) for key in kinds}
