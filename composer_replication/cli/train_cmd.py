@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,8 @@ from composer_replication.observe.console import Console, echo
 from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from composer_replication.trainer.pairs.pairs_file import FilePairs
 
 
@@ -91,10 +93,24 @@ def _check(config: RunConfig) -> None:
     console.print(f"policy: {model.num_parameters():,} parameters", soft_wrap=True, highlight=False)
     held_out = ", ".join(held) or "none, so pass@1 is not measured"
     console.print(f"tasks: {train} to train on; held out: {held_out}", soft_wrap=True, highlight=False)
-    for arm in config.arms:
-        variant = resolve_arm(config, arm)
+    variants = {arm: resolve_arm(config, arm) for arm in config.arms}
+    for arm, variant in variants.items():
         _say(console, arm, variant, train, file_pairs(variant, renderer, window))
+    _plan(console, variants, model, window)
     console.print("no rollout was made")
+
+
+def _plan(console: Console, variants: Mapping[str, RunConfig], model: PreTrainedModel, window: int) -> None:
+    """Print the memory that the arm with the most channels needs, and refuse it where that is more than there is."""
+    from composer_replication.trainer.planning.plan import check_fit, make_plan, say_plan
+
+    arm, config = max(variants.items(), key=lambda pair: (pair[1].loss.hint.weight > 0, pair[1].loss.rlvr.kl_beta > 0))
+    if config.substrate.type != "local" or config.substrate.shard:
+        console.print("memory is planned for substrate.type = local without substrate.shard alone", soft_wrap=True)
+        return
+    plan = make_plan(config, model, window)
+    console.print(say_plan(plan, arm))
+    check_fit(plan, config)
 
 
 def _check_tasks(config: RunConfig) -> tuple[int, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -11,7 +12,14 @@ from typing import Any, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from composer_replication.config import ModelConfig
@@ -97,13 +105,44 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
     if adapted:
         model = merge_adapters(model, Path(config.path))
         model.config._name_or_path = config.path  # where TRL loads a reference from
+    return _prepared(model, config), tokenizer
+
+
+def make_policy(config: ModelConfig, like: PreTrainedConfig) -> PreTrainedModel:
+    """Return a policy of an architecture with random weights, ready to be trained as `config` says. Raises as `load_policy` what
+    is not of its files."""
+    options = {} if config.attention == "auto" else {"attn_implementation": config.attention}
+    like = copy.deepcopy(like)
+    like.name_or_path = config.path  # where adapters look for what they stand on
+    with resolve_device(config.device):
+        model = cast(Any, AutoModelForCausalLM).from_config(like, dtype=weights_dtype(config), **options)
+    return _prepared(model.eval(), config)
+
+
+def _prepared(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
+    """Give a policy its adapters, the type that it computes in, and compiled blocks."""
     if config.lora.rank:
         model = add_adapters(model, config.lora)
     if resolve_precision(config) != "float32":
         set_compute_dtype(model, torch.bfloat16)
     if config.compile:
         compile_blocks(model)
-    return model, tokenizer
+    return model
+
+
+def blocks_of(like: PreTrainedConfig) -> int:
+    """Return the number of blocks of an architecture."""
+    return int(like.get_text_config().num_hidden_layers)
+
+
+def with_blocks(like: PreTrainedConfig, count: int) -> PreTrainedConfig:
+    """Return an architecture with so many blocks, the first ones."""
+    like = copy.deepcopy(like)
+    text = like.get_text_config()
+    text.num_hidden_layers = count
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:count]
+    return like
 
 
 def load_model(

@@ -1,0 +1,142 @@
+"""Memory, time and disk that a run will need, and what to change where they do not suffice."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.table import Table
+
+from composer_replication.config import RunConfig
+from composer_replication.loss.forward.models import resolve_device
+from composer_replication.trainer.planning.update_memory import Pass, UpdateMemory, largest_pass, plan_update
+from composer_replication.types.errors import ConfigError
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one process of a run needs."""
+
+    device: torch.device
+    largest: Pass
+    update: UpdateMemory
+    process: int
+    """Bytes that Python and its libraries take of the same memory: of a CPU's, not of a GPU's."""
+    caches: float
+    """Bytes of keys and values of a step's rollouts, when all of them are as long as they may become; 0 with a server."""
+    capacity: int
+    """Bytes that the device has for this process."""
+
+    @property
+    def sampling(self) -> float:
+        """Bytes during rollouts. Gradients are gone by then."""
+        return self.process + self.update.weights + self.update.optimizer + self.update.copies + self.caches
+
+    @property
+    def peak(self) -> float:
+        return max(self.process + self.update.peak, self.sampling)
+
+
+def say_plan(plan: Plan, arm: str) -> Table:
+    """Return a table of the memory that an arm of a run needs."""
+    update = plan.update
+    table = Table(f"memory of arm {arm} on {plan.device}", "GiB", box=box.SIMPLE_HEAD)
+    table.columns[1].justify = "right"
+    parts = {
+        "Python and libraries": plan.process,
+        "weights": update.weights,
+        "gradients": update.gradients,
+        "optimizer state": update.optimizer,
+        "frozen copies": update.copies,
+        f"activations of {plan.largest.rows} x {plan.largest.tokens:,} tokens": update.activations,
+        "at most during an update": plan.process + update.peak,
+        "keys and values of a step's rollouts": plan.caches,
+        "at most during rollouts": plan.sampling,
+        "there is": plan.capacity,
+    }
+    for part, size in parts.items():
+        if size:
+            table.add_row(part, f"{size / _GIB:,.2f}")
+    if update.host:
+        table.add_row("optimizer state in CPU memory", f"{update.host / _GIB:,.2f}")
+    return table
+
+
+def make_plan(config: RunConfig, model: Any, window: int) -> Plan:
+    """Plan a run of a loaded policy. A few blocks of its architecture take updates on its device, which takes seconds to minutes.
+
+    Args:
+        window: tokens that the model reads at most.
+
+    Raises:
+        ModelError: even a few blocks do not fit on the device.
+    """
+    device = resolve_device(config.model.device)
+    largest = largest_pass(config, window)
+    held = sum(parameter.nbytes for parameter in model.parameters())
+    process = max(0, _resident() - held) if device.type == "cpu" else 0
+    capacity = _available() + _resident() if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
+    update = plan_update(config, model.config, largest)
+    return Plan(
+        device=device,
+        largest=largest,
+        update=update,
+        process=process,
+        caches=_cache_tokens(config, window) * update.cache if config.rollout.engine == "transformers" else 0.0,
+        capacity=capacity,
+    )
+
+
+def check_fit(plan: Plan, config: RunConfig) -> None:
+    """Raise ConfigError where a run cannot fit, naming the field to change."""
+    if plan.peak <= plan.capacity:
+        return
+    need = f"{plan.peak / _GIB:.1f} GiB are needed on {plan.device}, which has {plan.capacity / _GIB:.1f} GiB"
+    if plan.sampling > plan.process + plan.update.peak:
+        raise ConfigError(f"the rollouts do not fit: {need}", fix="lower rollout.context_tokens or rollout.group_size")
+    raise ConfigError(f"the update does not fit: {need}", fix=_smaller_update(config, plan))
+
+
+def _smaller_update(config: RunConfig, plan: Plan) -> str:
+    """Return which field to change first for an update of less memory."""
+    activations = plan.update.activations > plan.update.peak / 2
+    if activations and not config.optimizer.gradient_checkpointing:
+        return "set optimizer.gradient_checkpointing = true"
+    if activations and plan.largest.rows > 1:
+        return f"lower optimizer.micro_batch_tokens, to {plan.largest.tokens} or so"
+    if activations:
+        return "lower rollout.context_tokens"
+    if config.model.lora.rank == 0:
+        return "set model.lora.rank = 16, or model.precision = bfloat16 and optimizer.moments = 8bit"
+    return "take a smaller model"
+
+
+def _cache_tokens(config: RunConfig, window: int) -> float:
+    """Return the tokens whose keys and values are held at once: of all rollouts of a step, and once more of those that sample
+    together, which are merged into one batch."""
+    rollouts = config.rollout.groups * config.rollout.group_size
+    return rollouts * min(config.rollout.context_tokens, window) * (1.0 + 1.0 / config.rollout.cohorts)
+
+
+def _resident() -> int:
+    """Return the bytes of memory that this process has; the most it ever had where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _available() -> int:
+    """Return the bytes of memory that the machine can still give; all of it where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

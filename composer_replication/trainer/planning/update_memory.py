@@ -1,0 +1,224 @@
+"""The peak of memory of an update, measured on the model's own blocks and extrapolated.
+
+A model of the run's architecture and width, with random weights and few blocks, takes two updates of short rows by the run's own
+learner. A peak is a polynomial: linear in the number of blocks, and in the length of the rows of second degree (attention masks
+and scores). Measured at two depths and three lengths, it is known at all of them. Loss and optimizer are those of the run, so
+precision, adapters, checkpointing and channels need no formulas.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedConfig
+from transformers.cache_utils import DynamicCache
+
+from composer_replication.config import RunConfig
+from composer_replication.kernels.one_pass import chunk_rows
+from composer_replication.loss.batch_keys import Batch
+from composer_replication.loss.forward import evaluating, forward, unwrapped
+from composer_replication.loss.forward.models import blocks_of, make_policy, resolve_device, with_blocks
+from composer_replication.trainer.learning.learner import Learner
+from composer_replication.trainer.planning.live_bytes import LiveBytes
+
+_LEAST = 192
+"""Tokens of the shortest row that is measured: below it fixed costs hide the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The largest forward and backward pass of an update."""
+
+    rows: int
+    tokens: int
+    """Of each row, padding included."""
+
+
+def largest_pass(config: RunConfig, window: int) -> Pass:
+    """Return the pass that `optimizer.micro_batch_tokens` and the longest trajectories allow.
+
+    Args:
+        window: tokens that the model reads at most.
+    """
+    longest = min(config.rollout.context_tokens, window)
+    rows = max(1, config.optimizer.micro_batch_tokens // longest)
+    return Pass(min(rows, config.rollout.groups * config.rollout.group_size), longest)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMemory:
+    """Bytes of tensors on the policy's device, and what else an update takes."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    copies: float
+    """Of frozen copies of the policy, and of whatever else outlives an update."""
+    passes: float
+    """Of all tensors at once, at the peak of the forward and backward passes."""
+    step: float
+    """Of all tensors at once, at the peak of the optimizer's step."""
+    host: float
+    """Bytes of the optimizer's state in CPU memory, where the policy is on another device."""
+    cache: float
+    """Bytes that a token's keys and values take during rollouts."""
+    seconds: float
+    """Of one pass, forward and backward, and its share of the optimizer's step."""
+
+    @property
+    def peak(self) -> float:
+        """Of all tensors at once, during an update."""
+        return max(self.passes, self.step)
+
+    @property
+    def activations(self) -> float:
+        """What is at the peak beside all other parts."""
+        return max(0.0, self.peak - self.weights - self.gradients - self.optimizer - self.copies)
+
+
+def plan_update(config: RunConfig, model_config: PreTrainedConfig, largest: Pass) -> UpdateMemory:
+    """Return what an update needs whose passes are as large as `largest`.
+
+    Raises what loading a policy of that configuration raises, and ModelError when even few blocks do not fit on the device.
+    """
+    period, depth = period_of(model_config), blocks_of(model_config)
+    depths = [period, 2 * period] if depth > 2 * period else [depth]
+    lengths = _lengths(model_config, largest)
+    found = [[measure_update(config, model_config, blocks, Pass(largest.rows, n)) for n in lengths] for blocks in depths]
+
+    def at(name: str) -> float:
+        at_length = [extrapolated(lengths, [getattr(one, name) for one in some], largest.tokens) for some in found]
+        return extrapolated(depths, at_length, depth)
+
+    return UpdateMemory(**{field.name: at(field.name) for field in fields(UpdateMemory)})
+
+
+def extrapolated(places: Sequence[int], values: Sequence[float], place: int) -> float:
+    """Return the value at `place` of the polynomial of the least degree through all points (Lagrange)."""
+    total = 0.0
+    for i, (x, y) in enumerate(zip(places, values, strict=True)):
+        share = 1.0
+        for j, other in enumerate(places):
+            share *= 1.0 if i == j else (place - other) / (x - other)
+        total += share * y
+    return total
+
+
+def period_of(model_config: PreTrainedConfig) -> int:
+    """Return after how many blocks their kinds, such as sliding and full attention, begin anew."""
+    kinds = getattr(model_config.get_text_config(), "layer_types", None)
+    if not kinds:
+        return 1
+    return next(n for n in range(1, len(kinds) + 1) if all(kind == kinds[at % n] for at, kind in enumerate(kinds)))
+
+
+def _lengths(model_config: PreTrainedConfig, largest: Pass) -> list[int]:
+    """Return three lengths of rows, the shortest long enough to fill the buffer of logits where the run fills it; or the run's
+    own, where that is not longer."""
+    chunk = chunk_rows(model_config.get_text_config().vocab_size, torch.float32)
+    first = max(_LEAST, -(-chunk // largest.rows) if chunk < largest.rows * largest.tokens else 0)
+    return [largest.tokens] if largest.tokens <= 3 * first else [first, 2 * first, 3 * first]
+
+
+def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: int, largest: Pass) -> UpdateMemory:
+    """Let a policy with random weights and so many blocks take two updates of two passes, and measure the second. Raises as
+    `plan_update`."""
+    device = resolve_device(config.model.device)
+    optimizer = config.optimizer.model_copy(update={"micro_batch_tokens": largest.rows * largest.tokens})
+    config = config.model_copy(update={"optimizer": optimizer})
+    batch = made_batch(config, largest, model_config.get_text_config().vocab_size)
+    with LiveBytes(device) as live:
+        learner = Learner(make_policy(config.model, with_blocks(model_config, blocks)), config)
+        learner.update(batch)  # makes the optimizer's state
+        began = time.monotonic()
+        passes, step = _peaks(learner, batch, live)
+        seconds = time.monotonic() - began
+        parameters = list(learner.policy.parameters())
+        weights = _bytes(parameters, device)
+        gradients = _bytes([p.grad for p in parameters if p.grad is not None], device)
+        state = [value for state in learner.optimizer.state.values() for value in tree_leaves(state) if isinstance(value, Tensor)]
+        return UpdateMemory(
+            weights=weights,
+            gradients=gradients,
+            optimizer=_bytes(state, device),
+            copies=live.now - weights - gradients - _bytes(state, device),
+            passes=passes,
+            step=step,
+            host=0 if device.type == "cpu" else _bytes(state, torch.device("cpu")),
+            cache=_cache_bytes(learner.policy, batch["input_ids"][:1, :_LEAST].to(device)),
+            seconds=seconds / 2,
+        )
+
+
+def _peaks(learner: Learner, batch: Batch, live: LiveBytes) -> tuple[int, int]:
+    """Return the peaks of an update's passes and of its optimizer step: each grows by its own law."""
+    found: list[int] = []
+
+    def forget(*_: object) -> None:
+        found.append(live.peak)
+        live.forget_peak()
+
+    optimizer = getattr(learner.optimizer, "optimizer", learner.optimizer)  # accelerate wraps it
+    hooks = [optimizer.register_step_pre_hook(forget), optimizer.register_step_post_hook(forget)]
+    live.forget_peak()
+    learner.update(batch)
+    for hook in hooks:
+        hook.remove()
+    return found[0], found[1]
+
+
+def _cache_bytes(policy: nn.Module, ids: Tensor) -> float:
+    """Return the bytes for each of the tokens `ids` [1, T] of what a policy caches when it samples."""
+    cache = DynamicCache(config=unwrapped(policy).config)
+    with evaluating(policy):
+        forward(policy, ids, None, cache=cache)
+    held = [value for layer in cache.layers for value in vars(layer).values() if isinstance(value, Tensor)]
+    return _bytes(held, ids.device) / ids.numel()
+
+
+def _bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if t.device.type == device.type}
+    return sum(storages.values())
+
+
+def made_batch(config: RunConfig, largest: Pass, vocabulary: int) -> Batch:
+    """Return a batch of two largest passes whose rows are of different lengths, half of them sampled, with a hint in each where
+    the run gives hints."""
+    drawn = torch.Generator().manual_seed(0)
+    rows, tokens = 2 * largest.rows, largest.tokens
+    ids = torch.randint(vocabulary, (rows, tokens), generator=drawn)
+    attention = torch.ones_like(ids)
+    attention[largest.rows :, -2:] = 0  # rows of one length need no mask, and runs have no such rows
+    sampled = attention * (torch.arange(tokens) >= tokens // 2)
+    weights = sampled.float()
+    batch: Batch = {
+        "input_ids": ids,
+        "attention_mask": attention,
+        "response_mask": sampled,
+        "advantages": weights * torch.randn((rows, 1), generator=drawn),
+        "old_logprobs": -weights,
+        "rlvr_weights": weights,
+        "rlvr_denominator": weights.sum(),
+    }
+    return batch | (_hints(ids) if config.loss.hint.weight > 0 else {})
+
+
+def _hints(ids: Tensor) -> Batch:
+    """Return a hint for the second quarter of each row's sampled half, which the teacher reads 32 tokens later."""
+    rows, tokens = ids.shape
+    compared = torch.arange(tokens // 2, 3 * tokens // 4).expand(rows, -1)
+    hint = ids[:, :32]
+    return {
+        "ctx_teacher_input_ids": torch.cat([ids[:, : tokens // 2], hint, ids[:, tokens // 2 : 3 * tokens // 4]], 1),
+        "ctx_teacher_attention_mask": torch.ones((rows, 3 * tokens // 4 + hint.shape[1]), dtype=torch.int64),
+        "student_row": torch.arange(rows),
+        "student_response_idx": compared,
+        "teacher_response_idx": compared + hint.shape[1],
+        "sdpo_loss_mask": torch.ones(compared.shape),
+        "hint_denominator": torch.tensor(float(rows)),
+    }

@@ -1,0 +1,156 @@
+"""The plan of a run's memory: what is measured on few blocks and short rows is what all of them take."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedConfig, Qwen3Config
+
+from composer_replication.config import RunConfig
+from composer_replication.trainer.planning.live_bytes import LiveBytes
+from composer_replication.trainer.planning.plan import Plan, check_fit, say_plan
+from composer_replication.trainer.planning.update_memory import (
+    Pass,
+    UpdateMemory,
+    extrapolated,
+    largest_pass,
+    measure_update,
+    period_of,
+    plan_update,
+)
+from composer_replication.types.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+def architecture(**options: Any) -> PreTrainedConfig:
+    return Qwen3Config(
+        **{
+            "vocab_size": 300,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            **options,
+        }
+    )
+
+
+def run(**options: Any) -> RunConfig:
+    model = {"path": "made", "device": "cpu", "precision": "float32", **options.pop("model", {})}
+    return RunConfig.model_validate({"model": model, **options})
+
+
+def test_what_is_alive_is_counted_once_and_no_longer_than_it_lives() -> None:
+    with LiveBytes(CPU) as live:
+        one = torch.zeros(1000)
+        view = one.view(10, 100)
+        other = one + view.reshape(-1)
+        assert (live.now, live.peak) == (8000, 8000)
+        del one
+        assert live.now == 8000, "the view still needs it"
+        del view
+        gc.collect()
+        assert (live.now, live.peak) == (4000, 8000)
+        live.forget_peak()
+        assert live.peak == 4000
+        del other
+    outside = torch.zeros(1000)
+    assert live.now == 0
+    assert outside.numel()
+
+
+def test_gradients_are_counted() -> None:
+    with LiveBytes(CPU) as live:
+        weight = torch.ones(1000, requires_grad=True)
+        (weight * 2.0).sum().backward()
+        gc.collect()
+        assert live.now == 8000
+
+
+@pytest.mark.parametrize(
+    ("places", "values", "place", "value"),
+    [([1], [7.0], 9, 7.0), ([1, 2], [3.0, 5.0], 10, 21.0), ([1, 2, 3], [1.0, 4.0, 9.0], 12, 144.0)],
+)
+def test_a_polynomial_is_known_everywhere(places: list[int], values: list[float], place: int, value: float) -> None:
+    assert extrapolated(places, values, place) == pytest.approx(value)
+
+
+def test_kinds_of_blocks_come_in_turns() -> None:
+    assert period_of(architecture()) == 1
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    assert period_of(architecture(num_hidden_layers=6, layer_types=kinds)) == 3
+
+
+def test_the_largest_pass_holds_the_longest_trajectories() -> None:
+    config = run(rollout={"context_tokens": 1000, "groups": 2, "group_size": 4}, optimizer={"micro_batch_tokens": 4096})
+    assert largest_pass(config, 10_000) == Pass(4, 1000)
+    assert largest_pass(config, 600) == Pass(6, 600)
+    assert largest_pass(config, 100) == Pass(8, 100), "all rollouts of a step"
+    assert largest_pass(run(rollout={"context_tokens": 9000}, optimizer={"micro_batch_tokens": 4096}), 10_000) == Pass(1, 9000)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "no hints": {"loss": {"hint": {"weight": 0.0}}},
+    "moving average": {"loss": {"hint": {"self_teacher": "ema"}}},
+    "checkpointing": {"optimizer": {"gradient_checkpointing": True}},
+    "LoRA": {"model": {"lora": {"rank": 4}}},
+    "mixed": {"model": {"precision": "mixed"}},
+    "bfloat16": {"model": {"precision": "bfloat16"}},
+    "offload": {"optimizer": {"offload": True}},
+    "muon": {"optimizer": {"type": "muon"}},
+    "KL": {"loss": {"rlvr": {"kl_beta": 0.01}}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+def test_few_blocks_and_short_rows_tell_of_all(name: str) -> None:
+    """What every tensor of the whole model's update takes, to 2 %."""
+    if name == "LoRA":
+        pytest.importorskip("peft")
+    config, largest = run(**SETTINGS[name]), Pass(2, 700)
+    planned, measured = plan_update(config, architecture(), largest), measure_update(config, architecture(), 5, largest)
+    for part in ("weights", "gradients", "optimizer", "copies", "passes", "step", "cache"):
+        assert getattr(planned, part) == pytest.approx(getattr(measured, part), rel=0.02, abs=2048), part
+
+
+def plan(*, capacity: int, rows: int = 4, activations: float = 6.0, caches: float = 0.0) -> Plan:
+    parts = {"weights": 1.0, "gradients": 1.0, "optimizer": 2.0, "copies": 1.0, "host": 0.0, "cache": 0.0, "seconds": 1.0}
+    update = UpdateMemory(
+        **{name: size * 2**30 for name, size in parts.items()}, passes=(5.0 + activations) * 2**30, step=2.0**30
+    )
+    return Plan(device=CPU, largest=Pass(rows, 512), update=update, process=0, caches=caches * 2**30, capacity=capacity * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("planned", "options", "fix"),
+    [
+        (plan(capacity=8), {}, "gradient_checkpointing = true"),
+        (plan(capacity=8), {"optimizer": {"gradient_checkpointing": True}}, "lower optimizer.micro_batch_tokens, to 512"),
+        (plan(capacity=8, rows=1), {"optimizer": {"gradient_checkpointing": True}}, "lower rollout.context_tokens"),
+        (plan(capacity=5, activations=1.0), {}, "model.lora.rank = 16"),
+        (plan(capacity=5, activations=1.0), {"model": {"lora": {"rank": 4}}}, "smaller model"),
+        (plan(capacity=20, caches=30.0), {}, "lower rollout.context_tokens or rollout.group_size"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_the_field_to_change(planned: Plan, options: dict[str, Any], fix: str) -> None:
+    with pytest.raises(ConfigError, match=r"do(es)? not fit: .* GiB are needed on cpu, which has") as refused:
+        check_fit(planned, run(**options))
+    assert fix in str(refused.value)
+
+
+def test_what_fits_is_said_part_by_part() -> None:
+    fitting = plan(capacity=12)
+    check_fit(fitting, run())
+    table = say_plan(fitting, "main")
+    cells = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
+    assert cells["activations of 4 x 512 tokens"] == "6.00"
+    assert cells["at most during an update"] == "11.00"
+    assert "Python and libraries" not in cells, "a GPU has none of it"
