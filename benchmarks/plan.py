@@ -3,7 +3,8 @@ what it had before the policy was made.
 
 Each setting is planned in one process and done by whole models in another, whose malloc gives freed memory back: by default
 glibc keeps tensors of up to 32 MB for later ones, and `kept_mb` is what the peak grows by with it. Shapes are those of small
-language models, with random weights. Figures are kept in `--write`, and a setting that is there already is not measured again. The last line is JSON.
+language models, with random weights. Figures are kept in `--write`, and a setting that is there already is not measured
+again. The last line is JSON.
 """
 
 from __future__ import annotations
