@@ -65,7 +65,7 @@ def measure(name: str, what: str) -> None:
         found = plan_update(config, like, largest)
         print(json.dumps({"planned_mb": round(found.peak / 2**20)}))
         return
-    small = Qwen3Config(vocab_size=64, hidden_size=64, intermediate_size=64, num_attention_heads=8, head_dim=8)
+    small = Qwen3Config(vocab_size=64, hidden_size=64, intermediate_size=64, num_attention_heads=8, num_key_value_heads=8)
     measure_update(config, small, 1, Pass(1, 64))  # loads all libraries, which a plan counts as those of the process
     gc.collect()
     with Peak() as peak:
