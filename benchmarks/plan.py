@@ -52,7 +52,7 @@ def measure(name: str, what: str) -> None:
     from transformers import Qwen3Config
 
     from composer_replication.config import RunConfig
-    from composer_replication.trainer.planning.update_memory import Pass, largest_pass, measure_update, plan_update
+    from composer_replication.trainer.planning.update_memory import PassSize, largest_pass, measure_update, plan_update
 
     shape, tokens, options = SETTINGS[name]
     like = Qwen3Config(**SHAPES[shape], num_attention_heads=8, num_key_value_heads=2, head_dim=64, dtype="float32")
@@ -66,7 +66,7 @@ def measure(name: str, what: str) -> None:
         print(json.dumps({"planned_mb": round(found.peak / 2**20)}))
         return
     small = Qwen3Config(vocab_size=64, hidden_size=64, intermediate_size=64, num_attention_heads=8, num_key_value_heads=8)
-    measure_update(config, small, 1, Pass(1, 64))  # loads all libraries, which a plan counts as those of the process
+    measure_update(config, small, 1, PassSize(1, 64))  # loads all libraries, which a plan counts as those of the process
     gc.collect()
     with Peak() as peak:
         found = measure_update(config, like, like.num_hidden_layers, largest)

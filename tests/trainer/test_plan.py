@@ -13,7 +13,7 @@ from composer_replication.config import RunConfig
 from composer_replication.trainer.planning.live_bytes import LiveBytes
 from composer_replication.trainer.planning.plan import Plan, check_fit, say_plan
 from composer_replication.trainer.planning.update_memory import (
-    Pass,
+    PassSize,
     UpdateMemory,
     extrapolated,
     largest_pass,
@@ -89,10 +89,12 @@ def test_kinds_of_blocks_come_in_turns() -> None:
 
 def test_the_largest_pass_holds_the_longest_trajectories() -> None:
     config = run(rollout={"context_tokens": 1000, "groups": 2, "group_size": 4}, optimizer={"micro_batch_tokens": 4096})
-    assert largest_pass(config, 10_000) == Pass(4, 1000)
-    assert largest_pass(config, 600) == Pass(6, 600)
-    assert largest_pass(config, 100) == Pass(8, 100), "all rollouts of a step"
-    assert largest_pass(run(rollout={"context_tokens": 9000}, optimizer={"micro_batch_tokens": 4096}), 10_000) == Pass(1, 9000)
+    assert largest_pass(config, 10_000) == PassSize(4, 1000)
+    assert largest_pass(config, 600) == PassSize(6, 600)
+    assert largest_pass(config, 100) == PassSize(8, 100), "all rollouts of a step"
+    assert largest_pass(run(rollout={"context_tokens": 9000}, optimizer={"micro_batch_tokens": 4096}), 10_000) == PassSize(
+        1, 9000
+    )
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -115,7 +117,7 @@ def test_few_blocks_and_short_rows_tell_of_all(name: str) -> None:
     """What every tensor of the whole model's update takes, to 2 %."""
     if name == "LoRA":
         pytest.importorskip("peft")
-    config, largest = run(**SETTINGS[name]), Pass(2, 700)
+    config, largest = run(**SETTINGS[name]), PassSize(2, 700)
     planned, measured = plan_update(config, architecture(), largest), measure_update(config, architecture(), 5, largest)
     for part in ("weights", "gradients", "optimizer", "copies", "passes", "step", "cache"):
         assert getattr(planned, part) == pytest.approx(getattr(measured, part), rel=0.02, abs=2048), part
@@ -126,7 +128,9 @@ def plan(*, capacity: int, rows: int = 4, activations: float = 6.0, caches: floa
     update = UpdateMemory(
         **{name: size * 2**30 for name, size in parts.items()}, passes=(5.0 + activations) * 2**30, step=2.0**30
     )
-    return Plan(device=CPU, largest=Pass(rows, 512), update=update, process=0, caches=caches * 2**30, capacity=capacity * 2**30)
+    return Plan(
+        device=CPU, largest=PassSize(rows, 512), update=update, process=0, caches=caches * 2**30, capacity=capacity * 2**30
+    )
 
 
 @pytest.mark.parametrize(

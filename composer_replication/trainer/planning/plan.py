@@ -14,7 +14,7 @@ from rich.table import Table
 
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward.models import resolve_device
-from composer_replication.trainer.planning.update_memory import Pass, UpdateMemory, largest_pass, plan_update
+from composer_replication.trainer.planning.update_memory import PassSize, UpdateMemory, largest_pass, plan_update
 from composer_replication.types.errors import ConfigError
 
 _GIB = 2**30
@@ -25,7 +25,7 @@ class Plan:
     """What one process of a run needs."""
 
     device: torch.device
-    largest: Pass
+    largest: PassSize
     update: UpdateMemory
     process: int
     """Bytes that Python and its libraries take of the same memory: of a CPU's, not of a GPU's."""

@@ -31,7 +31,7 @@ _LEAST = 192
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class PassSize:
     """The largest forward and backward pass of an update."""
 
     rows: int
@@ -39,7 +39,7 @@ class Pass:
     """Of each row, padding included."""
 
 
-def largest_pass(config: RunConfig, window: int) -> Pass:
+def largest_pass(config: RunConfig, window: int) -> PassSize:
     """Return the pass that `optimizer.micro_batch_tokens` and the longest trajectories allow.
 
     Args:
@@ -47,7 +47,7 @@ def largest_pass(config: RunConfig, window: int) -> Pass:
     """
     longest = min(config.rollout.context_tokens, window)
     rows = max(1, config.optimizer.micro_batch_tokens // longest)
-    return Pass(min(rows, config.rollout.groups * config.rollout.group_size), longest)
+    return PassSize(min(rows, config.rollout.groups * config.rollout.group_size), longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class UpdateMemory:
         return max(0.0, self.peak - self.weights - self.gradients - self.optimizer - self.copies)
 
 
-def plan_update(config: RunConfig, model_config: PreTrainedConfig, largest: Pass) -> UpdateMemory:
+def plan_update(config: RunConfig, model_config: PreTrainedConfig, largest: PassSize) -> UpdateMemory:
     """Return what an update needs whose passes are as large as `largest`.
 
     Raises what loading a policy of that configuration raises, and ModelError when even few blocks do not fit on the device.
@@ -89,7 +89,7 @@ def plan_update(config: RunConfig, model_config: PreTrainedConfig, largest: Pass
     period, depth = period_of(model_config), blocks_of(model_config)
     depths = [period, 2 * period] if depth > 2 * period else [depth]
     lengths = _lengths(model_config, largest)
-    found = [[measure_update(config, model_config, blocks, Pass(largest.rows, n)) for n in lengths] for blocks in depths]
+    found = [[measure_update(config, model_config, blocks, PassSize(largest.rows, n)) for n in lengths] for blocks in depths]
 
     def at(name: str) -> float:
         at_length = [extrapolated(lengths, [getattr(one, name) for one in some], largest.tokens) for some in found]
@@ -117,7 +117,7 @@ def period_of(model_config: PreTrainedConfig) -> int:
     return next(n for n in range(1, len(kinds) + 1) if all(kind == kinds[at % n] for at, kind in enumerate(kinds)))
 
 
-def _lengths(model_config: PreTrainedConfig, largest: Pass) -> list[int]:
+def _lengths(model_config: PreTrainedConfig, largest: PassSize) -> list[int]:
     """Return three lengths of rows, the shortest long enough to fill the buffer of logits where the run fills it; or the run's
     own, where that is not longer."""
     chunk = chunk_rows(model_config.get_text_config().vocab_size, torch.float32)
@@ -125,7 +125,7 @@ def _lengths(model_config: PreTrainedConfig, largest: Pass) -> list[int]:
     return [largest.tokens] if largest.tokens <= 3 * first else [first, 2 * first, 3 * first]
 
 
-def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: int, largest: Pass) -> UpdateMemory:
+def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: int, largest: PassSize) -> UpdateMemory:
     """Let a policy with random weights and so many blocks take two updates of two passes, and measure the second. Raises as
     `plan_update`."""
     device = resolve_device(config.model.device)
@@ -186,7 +186,7 @@ def _bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
     return sum(storages.values())
 
 
-def made_batch(config: RunConfig, largest: Pass, vocabulary: int) -> Batch:
+def made_batch(config: RunConfig, largest: PassSize, vocabulary: int) -> Batch:
     """Return a batch of two largest passes whose rows are of different lengths, half of them sampled, with a hint in each where
     the run gives hints."""
     drawn = torch.Generator().manual_seed(0)
