@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +25,15 @@ from composer_replication.trainer.planning.update_memory import (
 from composer_replication.types.errors import ConfigError
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Operations on such small tensors take several times as long on two threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def architecture(**options: Any) -> PreTrainedConfig:
