@@ -1,5 +1,5 @@
-"""What `composer train --dry-run` says that an update needs, beside what it takes: the peak of a fresh process's memory, above
-what it had before the policy was made.
+"""The memory that `composer train --dry-run` says an update needs, beside what it takes: the peak of a fresh process's memory,
+above what it had before the policy was made.
 
 Each setting is planned in one process and done by whole models in another, whose malloc gives freed memory back: by default
 glibc keeps tensors of up to 32 MB for later ones, and `kept_mb` is what the peak grows by with it. Shapes are those of small

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from composer_replication.observe.console import Console, echo
 from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig
 
     from composer_replication.trainer.pairs.pairs_file import FilePairs
 
@@ -91,24 +92,26 @@ def _check(config: RunConfig) -> None:
     renderer = ChatRenderer(tokenizer)
     window = TransformersEngine(model, tokenizer).context_window
     console.print(f"policy: {model.num_parameters():,} parameters", soft_wrap=True, highlight=False)
+    architecture = model.config
+    del model  # a plan is measured where it was
     held_out = ", ".join(held) or "none, so pass@1 is not measured"
     console.print(f"tasks: {train} to train on; held out: {held_out}", soft_wrap=True, highlight=False)
     variants = {arm: resolve_arm(config, arm) for arm in config.arms}
     for arm, variant in variants.items():
         _say(console, arm, variant, train, file_pairs(variant, renderer, window))
-    _plan(console, variants, model, window)
+    _plan(console, variants, architecture, window)
     console.print("no rollout was made")
 
 
-def _plan(console: Console, variants: Mapping[str, RunConfig], model: PreTrainedModel, window: int) -> None:
+def _plan(console: Console, variants: Mapping[str, RunConfig], architecture: PreTrainedConfig, window: int) -> None:
     """Print the memory that the arm with the most channels needs, and refuse it where that is more than there is."""
     from composer_replication.trainer.planning.plan import check_fit, make_plan, say_plan
 
     arm, config = max(variants.items(), key=lambda pair: (pair[1].loss.hint.weight > 0, pair[1].loss.rlvr.kl_beta > 0))
-    if config.substrate.type != "local" or config.substrate.shard:
-        console.print("memory is planned for substrate.type = local without substrate.shard alone", soft_wrap=True)
+    if config.substrate.type != "local" or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        console.print("memory is planned for substrate.type = local alone, and by a process alone", soft_wrap=True)
         return
-    plan = make_plan(config, model, window)
+    plan = make_plan(config, architecture, window)
     console.print(say_plan(plan, arm))
     check_fit(plan, config)
 

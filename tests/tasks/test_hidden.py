@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
@@ -154,6 +156,27 @@ def tasks(write_project: Callable[[Mapping[str, str]], Path], tmp_path_factory: 
     out = tmp_path_factory.mktemp("out")
     build_tasks(str(write_project(SHOP)), out, BuildOptions(forgeable=True))
     return {task.spec.deleted[0].qualname: task for task in load_tasks(out)}
+
+
+BUILD = """
+import sys
+from pathlib import Path
+from composer_replication.tasks import BuildOptions, build_tasks
+build_tasks(sys.argv[1], Path(sys.argv[2]), BuildOptions(forgeable=True))
+"""
+
+
+def test_checks_do_not_depend_on_the_hashes_of_the_process_that_builds(
+    write_project: Callable[[Mapping[str, str]], Path], tmp_path: Path
+) -> None:
+    project, found = write_project(SHOP), []
+    for seed in ("1", "2"):
+        out = tmp_path / seed
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, "-c", BUILD, str(project), str(out)], env=env, check=True)
+        found.append({task.spec.task_id: task.spec.hidden.programs for task in load_tasks(out)})
+    assert found[0] == found[1]
+    assert any(found[0].values())
 
 
 def judge(task: Task, solution: str) -> GradeReport:

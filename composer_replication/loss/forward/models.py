@@ -114,7 +114,7 @@ def make_policy(config: ModelConfig, like: PreTrainedConfig) -> PreTrainedModel:
     options = {} if config.attention == "auto" else {"attn_implementation": config.attention}
     like = copy.deepcopy(like)
     like.name_or_path = config.path  # where adapters look for what they stand on
-    with resolve_device(config.device):
+    with _fitting(config.path, device := resolve_device(config.device)), device:
         model = cast(Any, AutoModelForCausalLM).from_config(like, dtype=weights_dtype(config), **options)
     return _prepared(model.eval(), config)
 
@@ -158,14 +158,20 @@ def load_model(
     """
     device = resolve_device(config.device)
     onto = {} if device.type == "cpu" else {"device_map": {"": device}}  # straight to the device: CPU memory may be smaller
+    with _fitting(config.path, device), _loading(config.path):
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
+        model = auto.from_pretrained(config.path, dtype=dtype, **onto, **options)
+    return model, _fit_for_chat(tokenizer, config.path)
+
+
+@contextmanager
+def _fitting(path: str, device: torch.device) -> Iterator[None]:
+    """Say what to do when a device runs out of memory inside. Raises ModelError."""
     try:
-        with _loading(config.path):
-            tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
-            model = auto.from_pretrained(config.path, dtype=dtype, **onto, **options)
-        return model, _fit_for_chat(tokenizer, config.path)
+        yield
     except torch.OutOfMemoryError as error:
         raise ModelError(
-            f"{config.path} does not fit on {device}: {error}", fix="free the device, set model.device, or take a smaller model"
+            f"{path} does not fit on {device}: {error}", fix="free the device, set model.device, or take a smaller model"
         ) from error
 
 

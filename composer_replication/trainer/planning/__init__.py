@@ -1,1 +1,1 @@
-"""What a run will need, said before anything is spent."""
+"""Plans of what a run needs, made before anything is spent."""

@@ -15,18 +15,21 @@ from torch.utils._pytree import tree_leaves
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # the base is unannotated
     """Counts the bytes of the storages that operations make on a device while this is active: `now`, and `peak` since
-    `forget_peak`. On a GPU the peak is that of torch's allocator; elsewhere what an operation allocates and frees within is not
-    seen."""
+    `forget_peak`. On a GPU the peak is that of torch's allocator, less what was there before; elsewhere what an operation
+    allocates and frees within is not seen."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.now = self._peak = 0
+        self._before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         self._known: set[int] = set()
 
     @property
     def peak(self) -> int:
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else self._peak
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) - self._before
+        return self._peak
 
     def forget_peak(self) -> None:
         """Begin to look for a new peak."""

@@ -1,16 +1,14 @@
-"""Memory, time and disk that a run will need, and what to change where they do not suffice."""
+"""The memory that a run will need, and what to change where that is more than there is."""
 
 from __future__ import annotations
 
-import os
-import resource
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+import psutil
 import torch
 from rich import box
 from rich.table import Table
+from transformers import PreTrainedConfig
 
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward.models import resolve_device
@@ -22,7 +20,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one process of a run needs."""
+    """The memory that one process of a run needs, in bytes."""
 
     device: torch.device
     largest: PassSize
@@ -59,7 +57,7 @@ def say_plan(plan: Plan, arm: str) -> Table:
         "at most during an update": plan.process + update.peak,
         "keys and values of a step's rollouts": plan.caches,
         "at most during rollouts": plan.sampling,
-        "there is": plan.capacity,
+        "available": plan.capacity,
     }
     for part, size in parts.items():
         if size:
@@ -69,8 +67,9 @@ def say_plan(plan: Plan, arm: str) -> Table:
     return table
 
 
-def make_plan(config: RunConfig, model: Any, window: int) -> Plan:
-    """Plan a run of a loaded policy. A few blocks of its architecture take updates on its device, which takes seconds to minutes.
+def make_plan(config: RunConfig, architecture: PreTrainedConfig, window: int) -> Plan:
+    """Plan a run of a policy that is not loaded now. A few blocks of its architecture take updates on its device, which takes
+    seconds to minutes.
 
     Args:
         window: tokens that the model reads at most.
@@ -80,10 +79,12 @@ def make_plan(config: RunConfig, model: Any, window: int) -> Plan:
     """
     device = resolve_device(config.model.device)
     largest = largest_pass(config, window)
-    held = sum(parameter.nbytes for parameter in model.parameters())
-    process = max(0, _resident() - held) if device.type == "cpu" else 0
-    capacity = _available() + _resident() if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
-    update = plan_update(config, model.config, largest)
+    if device.type == "cpu":
+        process = psutil.Process().memory_info().rss
+        capacity = process + psutil.virtual_memory().available
+    else:
+        process, capacity = 0, torch.cuda.get_device_properties(device).total_memory
+    update = plan_update(config, architecture, largest)
     return Plan(
         device=device,
         largest=largest,
@@ -123,20 +124,3 @@ def _cache_tokens(config: RunConfig, window: int) -> float:
     together, which are merged into one batch."""
     rollouts = config.rollout.groups * config.rollout.group_size
     return rollouts * min(config.rollout.context_tokens, window) * (1.0 + 1.0 / config.rollout.cohorts)
-
-
-def _resident() -> int:
-    """Return the bytes of memory that this process has; the most it ever had where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _available() -> int:
-    """Return the bytes of memory that the machine can still give; all of it where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-    except OSError:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

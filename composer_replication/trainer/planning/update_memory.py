@@ -8,7 +8,6 @@ precision, adapters, checkpointing and channels need no formulas.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
@@ -67,17 +66,15 @@ class UpdateMemory:
     """Bytes of the optimizer's state in CPU memory, where the policy is on another device."""
     cache: float
     """Bytes that a token's keys and values take during rollouts."""
-    seconds: float
-    """Of one pass, forward and backward, and its share of the optimizer's step."""
 
     @property
     def peak(self) -> float:
-        """Of all tensors at once, during an update."""
+        """Return the most bytes of all tensors at once, during an update."""
         return max(self.passes, self.step)
 
     @property
     def activations(self) -> float:
-        """What is at the peak beside all other parts."""
+        """Return the bytes at the peak that are of no other part."""
         return max(0.0, self.peak - self.weights - self.gradients - self.optimizer - self.copies)
 
 
@@ -129,19 +126,18 @@ def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: in
     """Let a policy with random weights and so many blocks take two updates of two passes, and measure the second. Raises as
     `plan_update`."""
     device = resolve_device(config.model.device)
-    optimizer = config.optimizer.model_copy(update={"micro_batch_tokens": largest.rows * largest.tokens})
+    one_step = {"micro_batch_tokens": largest.rows * largest.tokens, "mini_batches": 1, "epochs": 1}
+    optimizer = config.optimizer.model_copy(update=one_step)
     config = config.model_copy(update={"optimizer": optimizer})
     batch = made_batch(config, largest, model_config.get_text_config().vocab_size)
     with LiveBytes(device) as live:
         learner = Learner(make_policy(config.model, with_blocks(model_config, blocks)), config)
         learner.update(batch)  # makes the optimizer's state
-        began = time.monotonic()
         passes, step = _peaks(learner, batch, live)
-        seconds = time.monotonic() - began
         parameters = list(learner.policy.parameters())
         weights = _bytes(parameters, device)
         gradients = _bytes([p.grad for p in parameters if p.grad is not None], device)
-        state = [value for state in learner.optimizer.state.values() for value in tree_leaves(state) if isinstance(value, Tensor)]
+        state = [value for value in tree_leaves(learner.optimizer.state_dict()) if isinstance(value, Tensor)]
         return UpdateMemory(
             weights=weights,
             gradients=gradients,
@@ -151,7 +147,6 @@ def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: in
             step=step,
             host=0 if device.type == "cpu" else _bytes(state, torch.device("cpu")),
             cache=_cache_bytes(learner.policy, batch["input_ids"][:1, :_LEAST].to(device)),
-            seconds=seconds / 2,
         )
 
 
