@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,7 +36,9 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Check run file, teachers, tasks, their solutions and the model; print the resolved run and stop."
+            "--dry-run",
+            help="Check run file, teachers, tasks, their solutions and the model; print the resolved run and the memory that it "
+            "needs, and stop.",
         ),
     ] = False,
     fields: Annotated[  # noqa: ARG001  its callback has done the work
@@ -105,10 +106,11 @@ def _check(config: RunConfig) -> None:
 
 def _plan(console: Console, variants: Mapping[str, RunConfig], architecture: PreTrainedConfig, window: int) -> None:
     """Print the memory that the arm with the most channels needs, and refuse it where that is more than there is."""
+    from composer_replication.trainer.learning.followers import launched_processes
     from composer_replication.trainer.planning.plan import check_fit, make_plan, say_plan
 
     arm, config = max(variants.items(), key=lambda pair: (pair[1].loss.hint.weight > 0, pair[1].loss.rlvr.kl_beta > 0))
-    if config.substrate.type != "local" or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if config.substrate.type != "local" or launched_processes() > 1:
         console.print("memory is planned for substrate.type = local alone, and by a process alone", soft_wrap=True)
         return
     plan = make_plan(config, architecture, window)

@@ -184,6 +184,12 @@ def test_a_dry_run_says_what_the_run_will_do(run_file: Path) -> None:
     assert "already holds a run" in refused("train", str(run_file), "--dry-run", cwd=run_file.parent, code=2)
 
 
+def test_a_dry_run_under_a_launcher_waits_for_no_other_process(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    output = accepted("train", str(run_file), "--dry-run", cwd=run_file.parent)
+    assert "memory is planned for substrate.type = local alone, and by a process alone" in output
+
+
 def test_a_dry_run_of_a_resume_says_what_the_resume_would(run_file: Path) -> None:
     accepted("train", str(run_file), "--steps", "1", cwd=run_file.parent)
     words = ["train", str(run_file), "--steps", "1", "--resume", "--dry-run"]
