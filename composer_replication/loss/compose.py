@@ -28,8 +28,8 @@ tokens, P pairs). A value "at position p" belongs to the token AT p, which the l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Container, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -40,19 +40,16 @@ from composer_replication.kernels import one_weight_gradient
 from composer_replication.loss.batch_keys import check_keys, check_padding
 from composer_replication.loss.channels.common import Result
 from composer_replication.loss.channels.dummy_inputs import with_dummy_inputs
-from composer_replication.loss.channels.hint import divergence_form, hint_channel
-from composer_replication.loss.channels.replay import replay_channel
+from composer_replication.loss.channels.hint import divergence_form, hint_channel, hinted_rows
+from composer_replication.loss.channels.replay import pair_rows, replay_channel
 from composer_replication.loss.channels.rlvr import rlvr_channel, token_weights
 from composer_replication.loss.forward import (
     Forward,
-    Prefix,
     computing,
     fallbacks,
-    forward,
     in_lockstep,
-    read_prefix,
-    unwrapped,
-    why_no_prefix,
+    read_rows,
+    why_no_tree,
 )
 from composer_replication.loss.metrics import Pull
 from composer_replication.types.errors import ChannelOffError
@@ -85,6 +82,8 @@ class LossComponents:
     and the others are means over this call's tokens (or pairs). Channels that are off have none."""
     pulls: Mapping[str, Pull]
     """How hard each channel that is on pulls on the policy; known after the backward pass."""
+    positions: int
+    """Positions that the policy read with gradient: padding among them, and shared prefixes once."""
 
     @property
     def rlvr(self) -> Tensor:
@@ -158,15 +157,15 @@ def compose_loss(
         computing(model),
         one_weight_gradient(),
     ):  # the replay channel first: it forms its part of the head's gradient in the backward pass
+        read = _read(model, batch, idle, teacher, student)
         if "replay" not in idle:
-            found["replay"] = replay_channel(model, batch, options.replay)
-        if "rlvr" not in idle or "hint" not in idle:
-            read, prefix = _read_student(model, batch, None if "hint" in idle else teacher, student)
+            found["replay"] = replay_channel(read.pairs, batch, options.replay)
         if "rlvr" not in idle:
-            found["rlvr"] = rlvr_channel(read, batch, options.rlvr, temperature)
+            found["rlvr"] = rlvr_channel(_student(read), batch, options.rlvr, temperature)
         if "hint" not in idle:
-            found["hint"] = hint_channel(model, read, prefix, batch, teacher, options.hint, taid_t)
-    return _added_up(model, found, off, options.hint.weight, options.replay.weight)
+            found["hint"] = hint_channel(model, _student(read), read.hinted, batch, teacher, options.hint, taid_t)
+        positions = _positions(read)
+    return _added_up(model, found, off, options.hint.weight, options.replay.weight, positions)
 
 
 def loss_options(
@@ -188,7 +187,12 @@ def loss_options(
 
 
 def _added_up(
-    model: nn.Module, found: Mapping[str, Result], off: Mapping[str, str], alpha_sdpo: float, beta_replay: float
+    model: nn.Module,
+    found: Mapping[str, Result],
+    off: Mapping[str, str],
+    alpha_sdpo: float,
+    beta_replay: float,
+    positions: int,
 ) -> LossComponents:
     """Add up the channels. The hint channel's value is already multiplied by its weight, because its gradient is formed in the
     forward pass; the weight is divided out again for the report."""
@@ -199,22 +203,41 @@ def _added_up(
     on = [channel for channel in _CHANNELS if channel in found and channel not in off]
     metrics = {name: value for channel in on for name, value in found[channel].metrics.items()}
     pulls = {channel: found[channel].pull for channel in on}
-    return LossComponents(total, first, hint, replay, off, fallbacks(model), metrics, pulls)
+    return LossComponents(total, first, hint, replay, off, fallbacks(model), metrics, pulls, positions)
 
 
-def _read_student(
-    model: nn.Module, batch: Mapping[str, Tensor], teacher: SelfTeacher | None, given: Forward | None
-) -> tuple[Forward, Prefix | None]:
-    """Run the student's forward pass unless it is given, keeping its keys and values when a live teacher without dropout reads
-    the same prefixes."""
-    if given is not None:
-        return given, None
-    ids, mask = batch["input_ids"], batch.get("attention_mask")
-    live = teacher is not None and any(part.is_live(model) for part in teacher.parts(model))
-    if live and why_no_prefix(model) is None and not _has_dropout(model):
-        read, prefix = read_prefix(model, ids, mask)
-        return read, prefix.detach()
-    return forward(model, ids, mask), None
+class _Read(NamedTuple):
+    """What was read for the channels that are on."""
+
+    student: Forward | None
+    pairs: Sequence[Forward]
+    hinted: Forward | None
+    """Where the live policy is the self-teacher and its rows were read with the others."""
+
+
+def _read(
+    model: nn.Module, batch: Mapping[str, Tensor], idle: Container[str], teacher: SelfTeacher, given: Forward | None
+) -> _Read:
+    """Read the rows of all channels, together where their prefixes can be shared."""
+    rows = (batch["input_ids"], batch.get("attention_mask")) if "rlvr" not in idle or "hint" not in idle else None
+    live = "hint" not in idle and any(part.is_live(model) for part in teacher.parts(model)) and why_no_tree(model) is None
+    lots = [] if rows is None or given is not None else [rows]
+    lots += [hinted_rows(batch)] if live else []
+    lots += pair_rows(batch) if "replay" not in idle else []
+    read = read_rows(model, lots) if lots else []
+    student = given if rows is None or given is not None else read.pop(0)
+    hinted = read.pop(0) if live else None
+    return _Read(student, read, hinted)
+
+
+def _positions(read: _Read) -> int:
+    passes = {id(part.output): part.output for part in (read.student, read.hinted, *read.pairs) if part is not None}
+    return sum(output.shape[0] * output.shape[1] for output in passes.values())
+
+
+def _student(read: _Read) -> Forward:
+    assert read.student is not None
+    return read.student
 
 
 # --- which channels are on -------------------------------------------------------------------------------------------
@@ -287,10 +310,3 @@ def _attached_zero(model: nn.Module) -> Tensor:
         if parameter.requires_grad:
             return parameter.reshape(-1)[:0].sum()
     return torch.zeros(())
-
-
-def _has_dropout(model: nn.Module) -> bool:
-    """Return whether a forward pass in the model's current mode draws random numbers."""
-    return any(module.training and isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()) or (
-        model.training and bool(getattr(unwrapped(model).config, "attention_dropout", 0.0))
-    )

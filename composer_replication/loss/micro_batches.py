@@ -1,20 +1,24 @@
 """Cutting a batch into forward and backward passes of bounded size, and leaving out what would teach nothing.
 
-A pass is as large as its padded tokens: rows times the longest of them. Sequences are sorted by length before they are cut, so
-that hardly a position is padding. Rows and preference pairs are cut apart, because the activations of both would be kept until
-the backward pass.
+Where a model shares prefixes, a pass is as large as the tree of its sequences. These are sorted as words are before they are cut,
+so that what begins alike is read together, rows and preference pairs. Elsewhere a pass is as large as its padded tokens: rows
+times the longest of them. Sequences are then sorted by length, so that hardly a position is padding, and rows and pairs are cut
+apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from composer_replication.config import RlvrConfig
 from composer_replication.loss.batch_keys import DENOMINATORS, HINT_KEYS, PAIR_KEYS, ROW_KEYS, Batch, check_keys
 from composer_replication.loss.channels.rlvr import teaching_tokens
+from composer_replication.loss.forward.tree import shared_length
 
 
 def passes(lengths: Sequence[int], tokens: int) -> list[list[int]]:
@@ -22,8 +26,7 @@ def passes(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 
     Return the positions in `lengths` of each pass. Within a pass they ascend. Raises ValueError when `tokens` is below 1.
     """
-    if tokens < 1:
-        raise ValueError(f"a pass needs at least 1 token, got {tokens}")
+    _check_size(tokens)
     found: list[list[int]] = []
     room = 0
     for place in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -35,14 +38,44 @@ def passes(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     return [sorted(some) for some in found]
 
 
-def split(batch: Mapping[str, Tensor], tokens: int, *, rank: int = 0, ranks: int = 1) -> list[Batch]:
-    """Split a batch into micro-batches of at most `tokens` padded tokens each, which carry the whole batch's denominators; of
-    `ranks` processes that split the same batch, return those of process `rank`.
+def tree_passes(units: Sequence[Sequence[Tensor]], tokens: int) -> list[list[int]]:
+    """Group units of one or several sequences of token ids into passes whose trees of prefixes hold at most `tokens` tokens; a
+    larger one goes alone.
 
-    A micro-batch holds either rows with their hints or pairs, whose two answers count as two sequences. Columns that hold only
-    padding are cut off. Losses and gradients of the parts of all ranks add up to those of the whole. Every rank gets as many
-    parts as the others, because each waits for the others in every forward and backward pass; the last ones may hold
-    denominators only. `dropped_tokens` goes to the first part.
+    Return the positions in `units` of each pass. Within a pass they ascend. Raises ValueError when `tokens` is below 1.
+    """
+    _check_size(tokens)
+    rows = [[sequence.cpu().numpy() for sequence in unit] for unit in units]
+    order = sorted(range(len(units)), key=lambda number: rows[number][0].tolist())
+    found: list[list[int]] = []
+    room = 0
+    last: Sequence[NDArray[np.int64]] = []
+    for number in order:
+        first, *others = rows[number]
+        new = sum(len(row) - shared_length(first, row) for row in others)
+        size = new + len(first) - max((shared_length(one, first) for one in last), default=0)
+        if not found or size > room:
+            found.append([])
+            room, size = tokens, new + len(first)
+        found[-1].append(number)
+        room -= size
+        last = rows[number]
+    return [sorted(some) for some in found]
+
+
+def split(
+    batch: Mapping[str, Tensor], tokens: int, *, shared_prefixes: bool = False, rank: int = 0, ranks: int = 1
+) -> list[Batch]:
+    """Split a batch into micro-batches of at most `tokens` tokens each, which carry the whole batch's denominators; of `ranks`
+    processes that split the same batch, return those of process `rank`.
+
+    Columns that hold only padding are cut off. Losses and gradients of the parts of all ranks add up to those of the whole. Every
+    rank gets as many parts as the others, because each waits for the others in every forward and backward pass; the last ones may
+    hold denominators only. `dropped_tokens` goes to the first part. What self-teachers read is not counted.
+
+    Args:
+        shared_prefixes: a prefix that sequences share counts once, and rows and pairs may stand together. Else padding counts,
+            and a micro-batch holds either rows with their hints or pairs.
 
     Raises ValueError when `tokens` is below 1, `rank` is none of `ranks`, a channel's denominator is missing (`collate` sets
     them), or a key is none of a batch's.
@@ -53,14 +86,30 @@ def split(batch: Mapping[str, Tensor], tokens: int, *, rank: int = 0, ranks: int
     for key, denominator in DENOMINATORS.items():
         if key in batch and denominator not in batch:
             raise ValueError(f"the batch has {key} but no {denominator}: without it micro-batches do not add up")
-    rows = passes(_lengths(batch, "input_ids", "attention_mask"), tokens)
-    pairs = passes([2 * length for length in _pair_lengths(batch)], tokens)
-    parts = [_rows(batch, torch.tensor(some)) for some in rows] + [_take(batch, PAIR_KEYS, torch.tensor(some)) for some in pairs]
+    parts = _by_prefix(batch, tokens) if shared_prefixes else _by_length(batch, tokens)
     parts += [{}] * (-len(parts) % ranks if parts else ranks)
     if "dropped_tokens" in batch:
         parts[0] = parts[0] | {"dropped_tokens": batch["dropped_tokens"]}
     shared = {key: batch[key] for key in DENOMINATORS.values() if key in batch}
     return [shared | _trim(part) for part in parts[rank::ranks]]
+
+
+def _by_length(batch: Mapping[str, Tensor], tokens: int) -> list[Batch]:
+    rows = passes(_lengths(batch, "input_ids", "attention_mask"), tokens)
+    pairs = passes([2 * length for length in _pair_lengths(batch)], tokens)
+    return [_rows(batch, torch.tensor(some)) for some in rows] + [_take(batch, PAIR_KEYS, torch.tensor(some)) for some in pairs]
+
+
+def _by_prefix(batch: Mapping[str, Tensor], tokens: int) -> list[Batch]:
+    rows = [[row] for row in _sequences(batch, "input_ids", "attention_mask")]
+    sides = [_sequences(batch, f"dpo_{side}_input_ids", f"dpo_{side}_attention_mask") for side in ("chosen", "rejected")]
+    parts = []
+    for numbers in tree_passes([*rows, *zip(*sides, strict=True)], tokens):
+        mine = [number for number in numbers if number < len(rows)]
+        pairs = [number - len(rows) for number in numbers if number >= len(rows)]
+        part = _rows(batch, torch.tensor(mine)) if mine else {}
+        parts.append(part | (_take(batch, PAIR_KEYS, torch.tensor(pairs)) if pairs else {}))
+    return parts
 
 
 def mini_batches(batch: Mapping[str, Tensor], count: int, seed: int) -> list[Batch]:
@@ -109,11 +158,9 @@ _READ = ("attention_mask", "dpo_chosen_attention_mask", "dpo_rejected_attention_
 """Masks of what is read with gradient."""
 
 
-def positions_and_tokens(parts: Sequence[Mapping[str, Tensor]]) -> tuple[int, int]:
-    """Return the positions of all rows and pairs of the micro-batches, padding included, and the tokens among them. What a
-    self-teacher reads is not counted."""
-    masks = [part[key] for part in parts for key in _READ if key in part]
-    return sum(mask.numel() for mask in masks), int(sum((mask != 0).sum() for mask in masks))
+def tokens_of(parts: Sequence[Mapping[str, Tensor]]) -> int:
+    """Return the tokens of all rows and pairs of the micro-batches. What a self-teacher reads is not counted."""
+    return int(sum((part[key] != 0).sum() for part in parts for key in _READ if key in part))
 
 
 def _rows(batch: Mapping[str, Tensor], rows: Tensor) -> Batch:
@@ -146,6 +193,16 @@ def _lengths(batch: Mapping[str, Tensor], ids: str, mask: str) -> list[int]:
     columns = torch.arange(1, real.shape[1] + 1, device=real.device)
     lengths: list[int] = (real * columns).amax(-1).tolist()
     return lengths
+
+
+def _sequences(batch: Mapping[str, Tensor], ids: str, mask: str) -> list[Tensor]:
+    """Return the tokens of each row."""
+    return [row[:length] for row, length in zip(batch.get(ids, ()), _lengths(batch, ids, mask), strict=True)]
+
+
+def _check_size(tokens: int) -> None:
+    if tokens < 1:
+        raise ValueError(f"a pass needs at least 1 token, got {tokens}")
 
 
 def _pair_lengths(batch: Mapping[str, Tensor]) -> list[int]:

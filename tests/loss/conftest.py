@@ -16,6 +16,8 @@ from composer_replication.types import HintedTurn, Pair, StopReason, Trajectory,
 
 sys.path.insert(0, str(Path(__file__).parent))  # for ranks.py, which processes of their own import too
 
+from exact_norms import with_exact_norms
+
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -51,7 +53,8 @@ def make_model(
         tie_word_embeddings=tied,
         initializer_range=0.3,
     )
-    return Qwen3ForCausalLM(config).to(dtype)
+    model = Qwen3ForCausalLM(config).to(dtype)
+    return with_exact_norms(model) if dtype == torch.float64 else model
 
 
 @pytest.fixture(scope="session")

@@ -85,8 +85,7 @@ def test_adapters_that_come_later_are_seen(new_model, batch):
 
 def test_adapters_that_add_tokens_are_refused(new_model, batch):
     model = get_peft_model(new_model(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
-    width = batch["input_ids"].shape[1]
-    with pytest.raises(ModelError, match=rf"reads {width + 3} tokens where it is given {width}(.|\n)*such as LoRA"):
+    with pytest.raises(ModelError, match=r"reads 6 tokens where it is given 3(.|\n)*such as LoRA"):
         compose_loss(model, batch)
 
 

@@ -1,4 +1,4 @@
-"""Reading a model up to its head, and continuing from a shared prefix: what the whole model says of the whole sequence."""
+"""Reading a model up to its head: what the whole model says."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ from composer_replication.loss.forward import (
     FusedRows,
     PlainRows,
     forward,
-    read_on_top,
-    read_prefix,
     sequence_logprobs,
-    why_no_prefix,
     why_plain,
 )
 from composer_replication.types.errors import ModelError
@@ -87,37 +84,6 @@ def test_a_head_that_cannot_be_described_keeps_its_own_logits(qwen3, what, monke
     value, scores = rows.token_loss(targets, lambda logprobs, _rows: -logprobs, 1.0)
     torch.testing.assert_close(value, -rows.logprobs(targets).logprobs.sum())
     assert not scores.logprobs.requires_grad
-
-
-def test_continuing_from_a_prefix_is_exact(qwen3):
-    """Logits and gradients, for several continuations of one row, at different places and of different lengths."""
-    assert why_no_prefix(qwen3) is None
-    owner, shared = torch.tensor([0, 0, 1, 1]), torch.tensor([20, 31, 9, 0])
-    lengths = [6, 3, 5, 4]
-    whole = [torch.cat([IDS[o, :s], IDS[0, : lengths[i]] + 1]) for i, (o, s) in enumerate(zip(owner, shared, strict=True))]
-    ids = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)
-    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in whole], batch_first=True)
-    row = torch.tensor([0, 0, 1, 2, 3])
-    position = torch.tensor([22, 25, 33, 13, 2])
-    weight = qwen3.model.layers[0].self_attn.k_proj.weight
-    expected = torch.stack([qwen3(whole[r][None]).logits[0, p - 1] for r, p in zip(row, position, strict=True)])
-    (slope,) = torch.autograd.grad(expected.square().sum(), weight)
-    for at_once in (None, 1, 60):
-        _, prefix = read_prefix(qwen3, IDS, MASK)
-        rows = read_on_top(qwen3, prefix, owner, shared, ids, mask, row, position, tokens_at_once=at_once)
-        torch.testing.assert_close(rows.logits(), expected)
-        (found,) = torch.autograd.grad(rows.logits().square().sum(), weight)
-        torch.testing.assert_close(found, slope, rtol=1e-4, atol=1e-6)
-
-
-def test_models_that_cache_something_else_share_no_prefix():
-    torch.manual_seed(0)
-    assert why_no_prefix(MODELS["gemma2, which caps them"]()) is not None  # a sliding window
-    checkpointing = MODELS["qwen3"]().train()
-    assert why_no_prefix(checkpointing) is None
-    checkpointing.model.layers[0].gradient_checkpointing = True  # what the enabling method, whose name changes, sets
-    assert why_no_prefix(checkpointing) is not None
-    assert why_no_prefix(checkpointing.eval()) is None
 
 
 def test_sequence_logprobs_are_those_of_the_logits(any_model):

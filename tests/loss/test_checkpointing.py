@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from composer_replication.distillation import make_self_teacher
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
-from composer_replication.loss.forward import enable_checkpointing, update_mode, why_no_prefix
+from composer_replication.loss.forward import enable_checkpointing, update_mode, why_no_tree
 
 ALL_ON: dict[str, Any] = {"alpha_sdpo": 0.5, "beta_replay": 0.3, "strict": True}
-NEW = hasattr(GradientCheckpointingLayer, "_can_checkpoint_with_cache")
 
 
 @pytest.fixture
@@ -40,11 +38,9 @@ def test_the_gradients_are_those_without(new_model, batch, teacher):
     torch.testing.assert_close(found[0][0], found[1][0])
     for a, b in zip(found[0][1], found[1][1], strict=True):
         torch.testing.assert_close(a, b)
-    old = {"prefix": "gradient checkpointing keeps no keys and values"}
-    assert found[1][2] == ({} if NEW else old)
+    assert found[1][2] == {}
 
 
-@pytest.mark.skipif(not NEW, reason="this transformers withholds the cache from checkpointed layers")
 def test_prefixes_are_read_once(new_model, batch):
     """As often as without checkpointing, and the backward pass reads everything that has a gradient once more."""
     tokens = []
@@ -55,12 +51,12 @@ def test_prefixes_are_read_once(new_model, batch):
         def count(_module: Any, inputs: Any, counted: dict[str, int] = counted) -> None:
             counted["all"] += inputs[0].shape[0] * inputs[0].shape[1]
 
+        assert why_no_tree(model) is None
         model.model.layers[0].mlp.register_forward_pre_hook(count)
         loss = compose_loss(model, batch, **ALL_ON)
         counted["forward"] = counted["all"]
         loss.total.backward()
         tokens.append(counted)
-        assert why_no_prefix(model) is None
     assert tokens[1]["forward"] == tokens[0]["forward"] == tokens[0]["all"]
     assert tokens[0]["all"] < tokens[1]["all"] <= 2 * tokens[0]["all"]
 

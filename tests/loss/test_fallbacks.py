@@ -11,8 +11,7 @@ from composer_replication.config import HintConfig, LossConfig, ReplayConfig
 from composer_replication.kernels import one_pass
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
-from composer_replication.loss.channels import replay
-from composer_replication.loss.forward import why_no_prefix
+from composer_replication.loss.forward import read, why_no_tree
 
 ALL_ON = {"alpha_sdpo": 0.5, "beta_replay": 0.3, "strict": True}
 
@@ -26,17 +25,18 @@ def plain_head(model):
     model.lm_head = torch.nn.Sequential(model.lm_head)
 
 
-def checkpointing(model):
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
-    model.train()
+def counted_through(model):
+    """Positions are counted through, whatever is said of them."""
+    model.model.rotary_emb.register_forward_pre_hook(
+        lambda _module, given: (given[0], torch.arange(given[0].shape[1], device=given[0].device)[None])
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (plain_head, {"head": "its output head is a torch.nn.modules.container.Sequential, not a plain linear layer"}),
-        (checkpointing, {"prefix": "gradient checkpointing keeps no keys and values"}),
+        (counted_through, {"prefix": "its attention does not take the tree in place of a mask"}),
     ],
 )
 @pytest.mark.parametrize("form", ["jsd", "entropy_opd"])
@@ -61,12 +61,12 @@ def test_the_slow_path_gives_the_same(new_model, batch, change, said, form):
 def test_frequencies_that_change_with_the_length_forbid_a_shared_prefix(new_model, kind):
     """A prefix read alone would have other keys than the same prefix in a longer sequence."""
     model = new_model()
-    assert why_no_prefix(model) is None
+    assert why_no_tree(model) is None
     plain = {"rope_type": "default", "rope_theta": 1e4}
     model.config.rope_parameters = (
         {"full_attention": plain, "other": {"rope_type": "dynamic"}} if "one" in kind else {"rope_type": kind}
     )
-    assert why_no_prefix(model) == "its rotary frequencies depend on the length of the whole sequence"
+    assert why_no_tree(model) == "its rotary frequencies depend on the length of the whole sequence"
 
 
 @pytest.mark.parametrize("variant", ["dpo", "simpo"])
@@ -84,7 +84,7 @@ def test_an_empty_answer_is_an_answer(new_model, batch, variant, empty, monkeypa
             batch[key][1] = 0
     on = {"beta_replay": 1.0, "dpo_variant": variant}
     shared = compose_loss(model, batch, **on)
-    monkeypatch.setattr(replay, "why_no_prefix", lambda _model: "asked for")
+    monkeypatch.setattr(read, "why_no_tree", lambda _model: "asked for")
     whole = compose_loss(model, batch, **on)
     torch.testing.assert_close(shared.trace_replay_dpo, whole.trace_replay_dpo)
     for a, b in zip(*(torch.autograd.grad(x.total, list(model.parameters())) for x in (shared, whole)), strict=True):

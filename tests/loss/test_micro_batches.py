@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from composer_replication.config import LossConfig, RlvrConfig
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
-from composer_replication.loss.micro_batches import mini_batches, passes, positions_and_tokens, split, without_idle_rows
+from composer_replication.loss.micro_batches import mini_batches, passes, split, tokens_of, tree_passes, without_idle_rows
 
 ROUNDING = {"rtol": 1e-9, "atol": 1e-12}
 ALL = LossConfig.model_validate({"hint": {"weight": 0.5}, "replay": {"weight": 0.3}})
@@ -89,7 +89,9 @@ def test_split_keeps_every_stream(model64, new_maker):
         {"hint": {"weight": 0.5}, "replay": {"weight": 0.3}, "rlvr": {"importance": "tis", "kl_beta": 0.2}}
     )
     expected = gradients(model64, [batch], options)
-    torch.testing.assert_close(gradients(model64, split(batch, 30), options), expected, **ROUNDING)
+    for shared in (False, True):
+        parts = split(batch, 30, shared_prefixes=shared)
+        torch.testing.assert_close(gradients(model64, parts, options), expected, **ROUNDING)
 
 
 def test_lengths_are_those_of_the_rows_and_hardly_a_position_is_padding():
@@ -97,10 +99,42 @@ def test_lengths_are_those_of_the_rows_and_hardly_a_position_is_padding():
     mask = (torch.arange(512) < lengths.unsqueeze(-1)).long()
     batch = {"input_ids": mask, "attention_mask": mask, "rlvr_weights": mask.float(), "rlvr_denominator": torch.tensor(1.0)}
     parts = split(batch, 4096)
-    assert positions_and_tokens([batch]) == (mask.numel(), int(mask.sum()))
-    positions, tokens = positions_and_tokens(parts)
-    assert tokens == int(mask.sum())
+    tokens, positions = tokens_of(parts), sum(part["input_ids"].numel() for part in parts)
+    assert tokens == tokens_of([batch]) == int(mask.sum())
     assert positions < 1.08 * tokens < 1.9 * tokens < mask.numel()
+
+
+units = st.lists(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=2), max_size=12)
+
+
+@given(units, st.integers(1, 20))
+def test_passes_by_prefix_hold_every_unit_once_within_the_budget(units, tokens):
+    found = tree_passes([[torch.tensor(row) for row in unit] for unit in units], tokens)
+    assert sorted(place for some in found for place in some) == list(range(len(units)))
+    for some in found:
+        assert some == sorted(some)
+        prefixes = {tuple(row[: n + 1]) for place in some for row in units[place] for n in range(len(row))}
+        assert len(some) == 1 or len(prefixes) <= tokens
+
+
+def test_what_begins_alike_is_read_together(model64, new_maker):
+    """Siblings interleaved with those of other groups, and pairs on their prompts: one pass a group, each prompt read once."""
+    prompts = [torch.full((30,), 5 + group) for group in range(3)]
+    rows = torch.stack([torch.cat([prompts[i % 3], torch.full((4,), 50 + i)]) for i in range(12)])
+    ones = torch.ones_like(rows)
+    batch = {"input_ids": rows, "attention_mask": ones, "rlvr_weights": ones * (torch.arange(34) >= 30)}
+    batch |= {"rlvr_denominator": torch.tensor(48.0), "replay_denominator": torch.tensor(3.0), "dpo_weights": torch.ones(3)}
+    for side, offset in (("chosen", 100), ("rejected", 120)):
+        answers = torch.stack([torch.cat([prompt, torch.full((4,), offset + i)]) for i, prompt in enumerate(prompts)])
+        batch |= {f"dpo_{side}_input_ids": answers, f"dpo_{side}_attention_mask": ones[:3]}
+        batch |= {f"dpo_{side}_response_mask": batch["rlvr_weights"][:3], f"dpo_{side}_ref_logprobs": torch.zeros(3)}
+    parts = split(batch, 60, shared_prefixes=True)
+    assert [(len(part["input_ids"]), len(part["dpo_weights"])) for part in parts] == [(4, 1)] * 3
+    options = LossConfig.model_validate({"replay": {"weight": 0.3}})
+    read = [compose_loss(model64, part, options).positions for part in parts]
+    assert read == [30 + 4 * 4 + 2 * 4] * 3
+    expected = gradients(model64, split(batch, 60), options)
+    torch.testing.assert_close(gradients(model64, parts, options), expected, **ROUNDING)
 
 
 def test_split_refuses_what_it_would_lose(new_maker):

@@ -166,6 +166,9 @@ def test_two_processes_take_the_steps_of_one(run_file: Path, tmp_path: Path, sha
     assert first["taid"] == pytest.approx(expected["taid"], rel=coarse * 1e-5)
     assert first["metrics"] == second["metrics"]
     for ours, theirs in zip(first["metrics"], expected["metrics"], strict=True):
+        assert ours.pop("optimizer/positions_per_token") >= theirs.pop("optimizer/positions_per_token"), (
+            "made-up rows are read too"
+        )
         assert ours == pytest.approx(theirs, rel=min(1e-2, coarse * 1e-3), abs=coarse * 1e-6)
     assert first["off"] == second["off"] == expected["off"] == [{}, {}, {}]
     for name, value in expected["weights"].items():
@@ -220,7 +223,7 @@ def test_a_model_with_adapters_is_its_own_reference(run_file: Path) -> None:
     assert isinstance(trained.self_teacher, AdaptersOffTeacher)
     assert trained.reference is trained.self_teacher
     distances = [trained.update(inputs).metrics["rlvr/kl_ref/mean"] for _ in range(3)]
-    assert distances[0] == 0.0
+    assert distances[0] == pytest.approx(0.0, abs=1e-9)  # it may read the same rows beside others
     assert min(distances[1:]) > 1e-6
     beneath = trained.policy.unload()
     for name, parameter in beneath.named_parameters():

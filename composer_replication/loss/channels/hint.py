@@ -26,15 +26,10 @@ from composer_replication.loss.forward import (
     FusedRows,
     HintLoss,
     PlainRows,
-    Prefix,
-    common_prefix,
+    Rows,
     divergence_of,
     evaluating,
-    forward,
-    in_lockstep,
-    read_on_top,
-    read_prefix,
-    why_no_prefix,
+    read_rows,
 )
 
 _ENTROPY_OVER = 64
@@ -51,10 +46,15 @@ class _Compared(NamedTuple):
     weights: Tensor
 
 
+def hinted_rows(batch: Mapping[str, Tensor]) -> Rows:
+    """Return the rows that the self-teacher reads."""
+    return batch["ctx_teacher_input_ids"], batch.get("ctx_teacher_attention_mask")
+
+
 def hint_channel(
     model: nn.Module,
     student: Forward,
-    prefix: Prefix | None,
+    hinted: Forward | None,
     batch: Mapping[str, Tensor],
     self_teacher: SelfTeacher,
     options: HintConfig,
@@ -63,7 +63,7 @@ def hint_channel(
     """Return `options.weight` times the weighted mean of the divergence over the compared tokens; the metrics are without it.
 
     Args:
-        prefix: keys and values of the student's forward pass, where a live teacher may read them.
+        hinted: the live policy's forward pass over `hinted_rows`, for a live teacher. None makes the teacher read them.
         taid_t: TAID's present t, which `options.form = "taid"` needs.
 
     Raises:
@@ -72,7 +72,7 @@ def hint_channel(
     compared, loss, weight = _compared(batch), divergence_form(options, taid_t), options.weight
     shares = compared.weights / divisor(compared.weights, batch.get("hint_denominator"), "hint_denominator")
     parts = self_teacher.parts(model)
-    teacher = [(part.share, _teacher_rows(part, prefix if part.is_live(model) else None, batch, compared)) for part in parts]
+    teacher = [(part.share, _teacher_rows(part, hinted if part.is_live(model) else None, batch, compared)) for part in parts]
     rows = student.rows(compared.row, compared.student_at)
     pull = watched(rows)
     tokens = batch["input_ids"][compared.row, compared.student_at]
@@ -153,35 +153,9 @@ def _check_inside(row: Tensor, position: Tensor, ids: Tensor, attention_mask: Te
 
 
 def _teacher_rows(
-    part: TeacherPart, prefix: Prefix | None, batch: Mapping[str, Tensor], compared: _Compared
+    part: TeacherPart, hinted: Forward | None, batch: Mapping[str, Tensor], compared: _Compared
 ) -> FusedRows | PlainRows:
     """Return the rows that predict the compared tokens in the teacher's sequences, without gradient and with dropout off."""
-    ids, mask = batch["ctx_teacher_input_ids"], batch.get("ctx_teacher_attention_mask")
     with part.context(), evaluating(part.model):
-        if why_no_prefix(part.model) is not None:
-            rows = forward(part.model, ids, mask).rows(compared.turn, compared.teacher_at)
-        else:
-            rows = _after_prefix(part.model, prefix, batch, compared)
-        return rows.detach()  # and with the weights of the head that the model has in this context
-
-
-def _after_prefix(
-    model: nn.Module, prefix: Prefix | None, batch: Mapping[str, Tensor], compared: _Compared
-) -> FusedRows | PlainRows:
-    """Return the rows that predict the compared tokens. The prefix that a teacher's sequence shares with its student's row is
-    read once per row, however many turns it has, or not at all when the student's own forward pass kept it."""
-    students, ids = batch["input_ids"], batch["ctx_teacher_input_ids"]
-    mask = batch.get("ctx_teacher_attention_mask", torch.ones_like(ids))
-    turns = torch.unique(compared.turn)
-    turn_of_token = torch.searchsorted(turns, compared.turn)
-    student_row = torch.empty_like(turns).index_put((turn_of_token,), compared.row)
-    first_compared = torch.full_like(turns, ids.shape[1]).scatter_reduce(0, turn_of_token, compared.teacher_at, "amin")
-    shared = torch.minimum(common_prefix(students[student_row], ids[turns]), first_compared - 1)
-    owner = student_row
-    if prefix is None:
-        rows, owner = torch.unique(student_row, return_inverse=True)
-        _, prefix = read_prefix(model, students[rows, : max(1, int(shared.max()))], None)
-    tokens = None if in_lockstep(model) else students.numel()  # in lockstep every rank makes the same passes, whatever its data
-    return read_on_top(
-        model, prefix, owner, shared, ids[turns], mask[turns], turn_of_token, compared.teacher_at, tokens_at_once=tokens
-    )
+        read = read_rows(part.model, [hinted_rows(batch)])[0] if hinted is None else hinted
+        return read.rows(compared.turn, compared.teacher_at).detach()  # and with the weights of the head in this context

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch import Tensor
 
 from composer_replication.config import ReplayConfig
 from composer_replication.distillation import dpo_loss, simpo_loss
 from composer_replication.loss.channels.common import Result, divisor, watched
-from composer_replication.loss.forward import common_prefix, forward, read_on_top, read_prefix, why_no_prefix
+from composer_replication.loss.forward import Forward, Rows, concatenated
 from composer_replication.loss.metrics import Pull
 
 _SIDES = ("chosen", "rejected")
 
 
-def replay_channel(model: nn.Module, batch: Mapping[str, Tensor], options: ReplayConfig) -> Result:
-    """Return the weighted mean of DPO's or SimPO's loss over the pairs, without `options.weight`."""
-    (chosen, chosen_tokens), (rejected, rejected_tokens), pull = _pair_logps(model, batch)
+def pair_rows(batch: Mapping[str, Tensor]) -> list[Rows]:
+    """Return the rows that the channel reads: the chosen answers on their prompts, and the rejected ones."""
+    return [(batch[f"dpo_{side}_input_ids"], batch.get(f"dpo_{side}_attention_mask")) for side in _SIDES]
+
+
+def replay_channel(sides: Sequence[Forward], batch: Mapping[str, Tensor], options: ReplayConfig) -> Result:
+    """Return the weighted mean of DPO's or SimPO's loss over the pairs, without `options.weight`.
+
+    Args:
+        sides: forward passes over `pair_rows`.
+    """
+    (chosen, chosen_tokens), (rejected, rejected_tokens), pull = _pair_logps(sides, batch)
     chosen_sum, rejected_sum = chosen.detach(), rejected.detach()
     weights = batch.get("dpo_weights", torch.ones_like(chosen))
     if options.variant == "dpo":
@@ -42,44 +50,23 @@ def replay_channel(model: nn.Module, batch: Mapping[str, Tensor], options: Repla
     return Result(value, metrics, pull)
 
 
-def _pair_logps(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Pull]:
+def _pair_logps(
+    sides: Sequence[Forward], batch: Mapping[str, Tensor]
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Pull]:
     """Return the summed log-prob [P] and the number of response tokens [P] of the chosen and of the rejected answers, and the
     channel's pull."""
-    ids, mask, wanted = _both_sides(batch)
-    pairs = len(ids) // 2
-    row, position = wanted.nonzero(as_tuple=True)
-    if why_no_prefix(model) is None:
-        shared = _shared_prompt(ids, mask, wanted)
-        _, prefix = read_prefix(model, ids[:pairs, : max(1, int(shared.max()))], None)
-        owner = torch.arange(pairs, device=ids.device).repeat(2)
-        rows = read_on_top(model, prefix, owner, shared.repeat(2), ids, mask, row, position)
-    else:
-        rows = forward(model, ids, mask).rows(row, position)
-    pull = watched(rows)
-    logprobs = rows.logprobs(ids[row, position]).logprobs
-    chosen, rejected = logprobs.new_zeros(len(ids)).index_add(0, row, logprobs).view(2, pairs)
-    chosen_tokens, rejected_tokens = wanted.sum(-1).view(2, pairs)
-    return (chosen, chosen_tokens), (rejected, rejected_tokens), pull
-
-
-def _shared_prompt(ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
-    """Return the length [P] of the prefix that a pair's two sequences (of [2P, T]) have in common and read only once: what
-    predicts a wanted token stands after it, and so does at least one token of each side, whose answer may be empty."""
-    pairs = len(ids) // 2
-    first = torch.where(wanted.any(-1), wanted.int().argmax(-1), ids.shape[1])
-    limit = torch.minimum(first, mask.sum(-1)).view(2, pairs).amin(0) - 1
-    return torch.minimum(common_prefix(ids[:pairs], ids[pairs:]), limit).clamp(min=0)
-
-
-def _both_sides(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids, attention mask and wanted tokens [2P, T]: the chosen answers, then the rejected ones."""
-    columns = max(batch[f"dpo_{side}_input_ids"].shape[1] for side in _SIDES)
-    found: list[list[Tensor]] = [[], [], []]
-    for side in _SIDES:
+    found, tokens, owners, counts = [], [], [], []
+    for number, (side, read) in enumerate(zip(_SIDES, sides, strict=True)):
         ids, wanted = batch[f"dpo_{side}_input_ids"], batch[f"dpo_{side}_response_mask"] != 0
         if bool(wanted[:, 0].any()):
             raise ValueError(f"dpo_{side}_response_mask selects position 0, which has no predecessor and therefore no log-prob")
-        mask = batch.get(f"dpo_{side}_attention_mask", torch.ones_like(ids))
-        for where, values in zip(found, (ids, mask, wanted), strict=True):
-            where.append(pad(values, (0, columns - ids.shape[1])))
-    return torch.cat(found[0]), torch.cat(found[1]), torch.cat(found[2])
+        row, position = wanted.nonzero(as_tuple=True)
+        found.append(read.rows(row, position))
+        tokens.append(ids[row, position])
+        owners.append(row + number * len(ids))
+        counts.append(wanted.sum(-1))
+    rows, owner, pairs = concatenated(found), torch.cat(owners), len(counts[0])
+    pull = watched(rows)
+    logprobs = rows.logprobs(torch.cat(tokens)).logprobs
+    chosen, rejected = logprobs.new_zeros(2 * pairs).index_add(0, owner, logprobs).view(2, pairs)
+    return (chosen, counts[0]), (rejected, counts[1]), pull

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.loss.forward.action_entropy import action_entropies
-from composer_replication.loss.forward.forward import Forward, forward, overheard, sequence_logprobs, why_plain
+from composer_replication.loss.forward.forward import Forward, forward, overheard, why_plain
 from composer_replication.loss.forward.logprob_cache import LogprobCache, weights_digest
 from composer_replication.loss.forward.modes import (
     arguments_of,
@@ -18,16 +18,15 @@ from composer_replication.loss.forward.modes import (
     update_mode,
     whole_weights,
 )
-from composer_replication.loss.forward.prefix import (
-    Prefix,
+from composer_replication.loss.forward.read import (
+    Rows,
     caches_attention_only,
-    common_prefix,
     fallbacks,
-    read_on_top,
-    read_prefix,
-    why_no_prefix,
+    read_rows,
+    sequence_logprobs,
+    why_no_tree,
 )
-from composer_replication.loss.forward.rows import FusedRows, HintLoss, PlainRows, divergence_of
+from composer_replication.loss.forward.rows import FusedRows, HintLoss, PlainRows, concatenated, divergence_of
 
 __all__ = [
     "Forward",
@@ -35,14 +34,14 @@ __all__ = [
     "HintLoss",
     "LogprobCache",
     "PlainRows",
-    "Prefix",
+    "Rows",
     "action_entropies",
     "arguments_of",
     "cache_argument",
     "caches_attention_only",
-    "common_prefix",
     "compute_dtype",
     "computing",
+    "concatenated",
     "divergence_of",
     "enable_checkpointing",
     "evaluating",
@@ -50,14 +49,13 @@ __all__ = [
     "forward",
     "in_lockstep",
     "overheard",
-    "read_on_top",
-    "read_prefix",
+    "read_rows",
     "sequence_logprobs",
     "set_compute_dtype",
     "unwrapped",
     "update_mode",
     "weights_digest",
     "whole_weights",
-    "why_no_prefix",
+    "why_no_tree",
     "why_plain",
 ]

@@ -11,22 +11,25 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from composer_replication.kernels import Head, logits_of
-from composer_replication.loss.forward.modes import cache_argument, checkpoints, evaluating, in_lockstep, sharded_units, unwrapped
+from composer_replication.loss.forward.modes import cache_argument, evaluating, in_lockstep, sharded_units, unwrapped
 from composer_replication.loss.forward.rows import FusedRows, PlainRows
 from composer_replication.types.errors import ModelError
 
 
 class Forward:
-    """One forward pass over `input_ids` [B, T]."""
+    """A forward pass in which rows of tokens [B, T] were read."""
 
-    def __init__(self, output: Tensor, head: Head | None) -> None:
+    def __init__(self, output: Tensor, head: Head | None, places: Tensor | None = None) -> None:
         self.output = output
-        """[B, T, H] what the head reads, or [B, T, V] logits without a head."""
+        """[B, T, H] what the head reads, or [B, T, V] logits without a head; [1, N, ...] where the rows are packed."""
         self.head = head
+        self.places = places
+        """[B, T] int64: where the tokens stand among the packed ones. None where they are not packed."""
 
     def rows(self, row: Tensor, position: Tensor) -> FusedRows | PlainRows:
         """Return the rows that predict the tokens AT `position` [n] of `row` [n]: their hidden states stand at position - 1."""
-        chosen = self.output[row, position - 1]
+        before = position - 1
+        chosen = self.output[row, before] if self.places is None else self.output[0, self.places[row, before]]
         return PlainRows(chosen) if self.head is None else FusedRows(chosen, self.head)
 
     def last_logits(self) -> Tensor:
@@ -43,13 +46,14 @@ def forward(
     position_ids: Tensor | None = None,
     cache: Cache | None = None,
 ) -> Forward:
-    """Run `model` over right-padded `input_ids` [B, T], through all of its wrappers and hooks.
+    """Run `model` over right-padded `input_ids` [B, T], through all of its wrappers and hooks. `attention_mask` is [B, T], or the
+    segments of a tree (`tree_attention.as_mask`).
 
     `cache` is read and written by the model's layers; `position_ids` [B, T] are needed where it holds something. Raises
     ModelError when the model reads more tokens than it is given.
     """
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
-    inputs["use_cache"] = cache is not None and not checkpoints(model)  # transformers would warn, and its layers get it anyway
+    inputs["use_cache"] = cache is not None
     if position_ids is not None:
         inputs["position_ids"] = position_ids
     if cache is not None:
@@ -93,24 +97,6 @@ def overheard(model: nn.Module) -> Iterator[list[Forward]]:
         yield heard
     finally:
         handle.remove()
-
-
-def sequence_logprobs(
-    model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, response_mask: Tensor, temperature: float = 1.0
-) -> Tensor:
-    """Return per-token log-probs [B, T] of the tokens in `response_mask` [B, T] (non-zero = wanted), 0 elsewhere; `sum(-1)`
-    scores a sequence.
-
-    A value "at position p" belongs to the token AT p, and is read from the logits at p - 1. Differentiable; call it under
-    `torch.no_grad()` for a reference policy. Only the wanted rows go through the head. Raises ValueError when position 0 is
-    wanted: it has no predecessor and therefore no log-prob.
-    """
-    wanted = response_mask != 0
-    if wanted[:, :1].any():
-        raise ValueError("response_mask selects position 0, which has no predecessor and therefore no log-prob")
-    row, position = wanted.nonzero(as_tuple=True)
-    scores = forward(model, input_ids, attention_mask).rows(row, position).logprobs(input_ids[row, position], temperature)
-    return scores.logprobs.new_zeros(input_ids.shape).index_put((row, position), scores.logprobs)
 
 
 def why_plain(model: nn.Module) -> str | None:

@@ -13,8 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from composer_replication.types.errors import ModelError
 
-_WITH_CACHE = "_can_checkpoint_with_cache"
-"""transformers' mark of a layer that is given its cache also when it is checkpointed; older versions have none."""
 _COMPUTE_DTYPE = "_composer_compute_dtype"
 """Where a model keeps its `compute_dtype`: among its own attributes, which copies of it keep."""
 
@@ -115,8 +113,7 @@ def update_mode(model: nn.Module) -> None:
 
 
 def enable_checkpointing(model: nn.Module) -> None:
-    """Let `update_mode` switch on gradient checkpointing. Where transformers can, checkpointed layers still get their cache: the
-    caches of shared prefixes stay correct when the backward pass updates them a second time.
+    """Let `update_mode` switch on gradient checkpointing.
 
     Raises ModelError where the model has none.
     """
@@ -127,22 +124,9 @@ def enable_checkpointing(model: nn.Module) -> None:
     except ValueError as error:
         raise ModelError(str(error), fix="set optimizer.gradient_checkpointing = false") from error
     for module in _checkpointed(inner):
-        if hasattr(module, _WITH_CACHE):
-            setattr(module, _WITH_CACHE, True)
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):  # a layer that drops without a module for it
                 setattr(module, name, 0.0)
-
-
-def checkpoints(model: nn.Module) -> bool:
-    """Return whether a forward pass in the model's current mode checkpoints."""
-    return torch.is_grad_enabled() and any(module.training for module in _checkpointed(model))
-
-
-def checkpoints_without_cache(model: nn.Module) -> bool:
-    """Return whether, in the model's current mode, checkpointing withholds the cache from its layers."""
-    training = [module for module in _checkpointed(model) if module.training]
-    return bool(training) and not any(getattr(module, _WITH_CACHE, False) for module in training)
 
 
 def _checkpointed(model: nn.Module) -> list[nn.Module]:

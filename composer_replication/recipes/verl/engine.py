@@ -29,8 +29,8 @@ from composer_replication.loss.batch import collate
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.channels.dummy_inputs import with_dummy_inputs
 from composer_replication.loss.channels.hint import hint_channel
-from composer_replication.loss.channels.replay import replay_channel
-from composer_replication.loss.forward import Forward, in_lockstep, update_mode
+from composer_replication.loss.channels.replay import pair_rows, replay_channel
+from composer_replication.loss.forward import Forward, in_lockstep, read_rows, update_mode
 from composer_replication.loss.forward.rows import PlainRows
 from composer_replication.loss.metrics import merge_metrics
 from composer_replication.loss.micro_batches import split
@@ -206,7 +206,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         if not mine:
             part = with_dummy_inputs(part, {"replay"}, {"hint": 0.0, "replay": replay.weight}, device)
         with self._autocast():
-            found = replay_channel(self.module, part, replay)
+            found = replay_channel(read_rows(self.module, pair_rows(part)), part, replay)
         (replay.weight * found.value * self.get_data_parallel_size()).backward()
         return found.metrics if mine else {}
 

@@ -36,11 +36,12 @@ from composer_replication.loss.forward import (
     sequence_logprobs,
     update_mode,
     whole_weights,
+    why_no_tree,
 )
 from composer_replication.loss.forward.adapters import load_policy_weights
 from composer_replication.loss.forward.model_checkpoint import Snapshot, load_checkpoint
 from composer_replication.loss.metrics import merge_metrics, merge_updates
-from composer_replication.loss.micro_batches import mini_batches, passes, positions_and_tokens, split, without_idle_rows
+from composer_replication.loss.micro_batches import mini_batches, passes, split, tokens_of, without_idle_rows
 from composer_replication.policy_gradient import EntropyControl, kl_k1_penalty
 from composer_replication.trainer.learning.followers import TIMEOUT, Followers, on_all_ranks, on_all_ranks_if_sharded
 from composer_replication.trainer.learning.gradient import clip_gradient
@@ -137,11 +138,12 @@ class Learner:
         loss = self._present_options()
         update_mode(self.model)
         parallel = {"rank": self.accelerator.process_index, "ranks": self.accelerator.num_processes}
-        tokens = self.config.optimizer.micro_batch_tokens
+        budget = self.config.optimizer.micro_batch_tokens
+        shares = why_no_tree(self.model) is None
         taught = without_idle_rows(batch, loss.rlvr)
         minis = mini_batches(taught, self.config.optimizer.mini_batches, seed=self.version)
         with self._memory():
-            parts = [[self._inputs(part) for part in split(mini, tokens, **parallel)] for mini in minis]
+            parts = [[self._inputs(part) for part in split(mini, budget, shared_prefixes=shares, **parallel)] for mini in minis]
             updates = [self._optimizer_step(some, loss) for _ in range(self.config.optimizer.epochs) for some in parts]
         rate = float(self.schedule.get_last_lr()[0])
         self.schedule.step()
@@ -150,15 +152,15 @@ class Learner:
         if "dropped_tokens" in batch:
             metrics["rlvr/dropped/tokens"] = float(batch["dropped_tokens"])
         self._follow(metrics)
-        counts: list[tuple[int, int]] = gather_object([positions_and_tokens([part for some in parts for part in some])])
-        positions, read = (float(sum(column)) for column in zip(*counts, strict=True))
+        counts: list[int] = gather_object([tokens_of([part for some in parts for part in some])])
+        tokens = self.config.optimizer.epochs * sum(counts)
         metrics |= {
             "optimizer/learning_rate": rate,
             "optimizer/updates": float(len(updates)),
-            "optimizer/tokens": self.config.optimizer.epochs * read,
-            "optimizer/padding": positions / max(1.0, read),
+            "optimizer/tokens": float(tokens),
+            "optimizer/positions_per_token": len(updates) * metrics.pop("optimizer/positions") / max(1, tokens),
             "memory/peak_gib": max(gather_object([peak_gib(self.accelerator.device)])),
-            "time/update_tokens_per_s": self.config.optimizer.epochs * read / (time.monotonic() - began),
+            "time/update_tokens_per_s": tokens / (time.monotonic() - began),
         }
         off = {channel: why for channel, why in updates[0].off.items() if all(channel in one.off for one in updates)}
         return StepResult(metrics, off)
@@ -187,6 +189,7 @@ class Learner:
         for channel in dict.fromkeys(name for part in results for name in part.pulls):
             metrics[f"{channel}/pull"] = math.sqrt(math.fsum(part.pulls.get(channel, 0.0) for part in results))
         metrics |= {"loss/total": sum(part.total for part in results), "optimizer/grad_norm": float(norm)}
+        metrics["optimizer/positions"] = float(sum(part.positions for part in results))
         off = {channel: why for channel, why in results[0].off.items() if all(channel in part.off for part in results)}
         return StepResult(metrics, off)
 
@@ -327,7 +330,7 @@ class Learner:
         )
         self.accelerator.backward(parts.total * ranks)  # DDP takes the mean of the processes' gradients
         pulls = {channel: pull.square / ranks**2 for channel, pull in parts.pulls.items()}
-        return MicroBatch(parts.metrics, parts.off, float(parts.total.detach()), pulls)
+        return MicroBatch(parts.metrics, parts.off, float(parts.total.detach()), pulls, parts.positions)
 
     def _inputs(self, part: Batch) -> Batch:
         """Put a micro-batch on the device, with the log-probs that the options of the policy gradient need."""

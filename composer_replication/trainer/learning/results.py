@@ -24,3 +24,5 @@ class MicroBatch(NamedTuple):
     total: float
     pulls: Mapping[str, float]
     """Squared norm of each channel's gradient on what it reads."""
+    positions: int
+    """As `LossComponents.positions`."""
