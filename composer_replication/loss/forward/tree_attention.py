@@ -6,13 +6,13 @@ hands a mask of four dimensions to every layer as it is, and checkpointed layers
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -78,27 +78,94 @@ def _or_tree(otherwise: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tupl
 
 def tree_attention(query: Tensor, key: Tensor, value: Tensor, segments: Tensor, scale: float | None) -> Tensor:
     """Return what the tokens of a tree attend to, [1, heads, N, D], from `query`, `key` and `value` [1, heads, N, D] and
-    `segments` [S, 3]; see `PrefixTree`. Segments of equal size that read equally much are computed together."""
+    `segments` [S, 3]; see `PrefixTree`.
+
+    Each shared prefix is copied once for every segment that reads it, so the copies are made again in the backward pass and kept
+    in neither: what is kept is `query`, `key` and `value`.
+    """
+    if torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (states.to(dtype) for states in (query, key, value))
+    attend: Callable[..., Tensor] = _TreeAttention.apply
+    return attend(query, key, value, segments, scale)
+
+
+class _Alike(NamedTuple):
+    """Segments of equal size that read equally much, which are computed together."""
+
+    own: list[list[slice]]
+    """The tokens of each."""
+    read: list[list[slice]]
+    """The tokens that each reads: those that lead to it, and its own."""
+
+    def gathered(self, states: Tensor, places: list[list[slice]]) -> Tensor:
+        """Return the states [1, heads, N, D] at `places`, [segments, heads, n, D]."""
+        return torch.cat([torch.cat([states[:, :, some] for some in path], dim=2) for path in places])
+
+    def mask(self, device: torch.device) -> Tensor | None:
+        """Return which of the tokens they read each of their own sees; None where these are the same tokens."""
+        own, read = (sum(some.stop - some.start for some in path) for path in (self.own[0], self.read[0]))
+        return None if own == read else torch.ones(own, read, dtype=torch.bool, device=device).tril(read - own)
+
+
+def _alike(segments: Tensor) -> list[_Alike]:
     table = segments.tolist()
-    sizes = [stop - start for start, stop, _ in table]
-    paths = [_path(table, number) for number in range(len(table))]
-    queries, keys, values = (states.split(sizes, dim=2) for states in (query, key, value))
-    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, path in enumerate(paths):
-        alike[sizes[number], sum(sizes[part] for part in path)].append(number)
-    found: dict[int, Tensor] = {}
-    for (own, read), numbers in alike.items():
-        asking = torch.cat([queries[number] for number in numbers])
-        keys_read, values_read = (
-            torch.cat([torch.cat([states[part] for part in paths[number]], dim=2) for number in numbers])
-            for states in (keys, values)
-        )
-        mask = None if own == read else torch.ones(own, read, dtype=torch.bool, device=query.device).tril(read - own)
-        attended = scaled_dot_product_attention(
-            asking, keys_read, values_read, attn_mask=mask, is_causal=mask is None, scale=scale
-        )
-        found.update(zip(numbers, attended.split(1), strict=True))
-    return torch.cat([found[number] for number in range(len(table))], dim=2)
+    found: dict[tuple[int, int], _Alike] = {}
+    for number, (start, stop, _) in enumerate(table):
+        read = [slice(table[part][0], table[part][1]) for part in _path(table, number)]
+        size = stop - start, sum(some.stop - some.start for some in read)
+        alike = found.setdefault(size, _Alike([], []))
+        alike.own.append([slice(start, stop)])
+        alike.read.append(read)
+    return list(found.values())
+
+
+def _attended(parts: Sequence[Tensor], mask: Tensor | None, scale: float | None) -> Tensor:
+    query, key, value = parts
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
+
+
+class _TreeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Tensor, scale: float | None) -> Tensor:
+        ctx.save_for_backward(query, key, value, segments)
+        ctx.scale = scale
+        found = torch.empty_like(query)
+        for some in _alike(segments):
+            parts = [some.gathered(query, some.own), some.gathered(key, some.read), some.gathered(value, some.read)]
+            attended = _attended(parts, some.mask(query.device), scale)
+            _add(found, attended, some.own, first=True)
+        return found
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]  # unannotated in torch
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, segments = ctx.saved_tensors
+        wide = torch.promote_types(query.dtype, torch.float32)
+        gradients = [torch.zeros_like(states, dtype=wide) for states in (query, key, value)]
+        for some in _alike(segments):
+            places = (some.own, some.read, some.read)
+            with torch.enable_grad(), torch.autocast(query.device.type, enabled=False):
+                parts = [
+                    some.gathered(states, where).requires_grad_()
+                    for states, where in zip((query, key, value), places, strict=True)
+                ]
+                attended = _attended(parts, some.mask(query.device), ctx.scale)
+            found = torch.autograd.grad(attended, parts, some.gathered(upstream, some.own))
+            for total, gradient, where in zip(gradients, found, places, strict=True):
+                _add(total, gradient, where)
+        return (*(total.to(query.dtype) for total in gradients), None, None)
+
+
+def _add(total: Tensor, found: Tensor, places: list[list[slice]], *, first: bool = False) -> None:
+    """Add to `total` [1, heads, N, D] what was found for `places`, [segments, heads, n, D]; in place of what it holds if
+    `first`."""
+    for one, path in zip(found, places, strict=True):
+        at = 0
+        for some in path:
+            part = one[None, :, at : at + some.stop - some.start]
+            total[:, :, some] = part if first else total[:, :, some] + part
+            at += some.stop - some.start
 
 
 def _path(table: list[list[int]], number: int) -> list[int]:
