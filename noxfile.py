@@ -291,6 +291,13 @@ def bench_diloco_stall(session: nox.Session) -> None:
     _bench_diloco(session, "benchmarks/diloco_stall.py")
 
 
+@nox.session(name="bench-learner", default=False)
+def bench_learner(session: nox.Session) -> None:
+    """Updates of the learner beside those of TRL's trainer, and what one pass over a tree takes."""
+    _install(session, "trl")
+    session.run("python", "benchmarks/learner.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
 @nox.session(name="bench-diloco-rl", default=False)
 def bench_diloco_rl(session: nox.Session) -> None:
     """The RL recipe in four replicas, in one, and data-parallel."""

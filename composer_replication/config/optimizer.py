@@ -30,9 +30,9 @@ class OptimizerConfig(Section):
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
     """Scale the gradient down to this norm when it is larger."""
     micro_batch_tokens: Positive = 16384
-    """Put at most this many tokens of trajectories, padding included, into a forward and backward pass; a longer one goes alone.
-    Lower it to save memory; results do not change. Trajectories are sorted by length, and those that teach nothing go through no
-    pass."""
+    """Put at most this many tokens of trajectories and preference pairs into a forward and backward pass; a longer one goes
+    alone. A prefix that they share counts once, or padding counts where the model cannot share prefixes. Lower it to save
+    memory; results do not change. Trajectories that teach nothing go through no pass."""
     mini_batches: Positive = 1
     """Cut the rollouts of a step that teach something into this many parts and take an optimizer step on each. Raise it to
     get more out of expensive rollouts; later updates are then off-policy, so watch `rlvr/clip_frac` and `rlvr/ratio/max`."""

@@ -83,8 +83,9 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, segments: Tensor, 
     Each shared prefix is copied once for every segment that reads it, so the copies are made again in the backward pass and kept
     in neither: what is kept is `query`, `key` and `value`.
     """
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
+    kind = query.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
         query, key, value = (states.to(dtype) for states in (query, key, value))
     attend: Callable[..., Tensor] = _TreeAttention.apply
     return attend(query, key, value, segments, scale)
@@ -109,15 +110,20 @@ class _Alike(NamedTuple):
 
 
 def _alike(segments: Tensor) -> list[_Alike]:
+    """Return the segments in groups, none of which copies more tokens than the tree has unless it is one segment."""
     table = segments.tolist()
-    found: dict[tuple[int, int], _Alike] = {}
+    found: list[_Alike] = []
+    latest: dict[tuple[int, int], _Alike] = {}
     for number, (start, stop, _) in enumerate(table):
         read = [slice(table[part][0], table[part][1]) for part in _path(table, number)]
-        size = stop - start, sum(some.stop - some.start for some in read)
-        alike = found.setdefault(size, _Alike([], []))
+        size = sum(some.stop - some.start for some in read)
+        alike = latest.get((stop - start, size))
+        if alike is None or (len(alike.own) + 1) * size > table[-1][1]:
+            alike = latest[stop - start, size] = _Alike([], [])
+            found.append(alike)
         alike.own.append([slice(start, stop)])
         alike.read.append(read)
-    return list(found.values())
+    return found
 
 
 def _attended(parts: Sequence[Tensor], mask: Tensor | None, scale: float | None) -> Tensor:
@@ -130,22 +136,22 @@ class _TreeAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Tensor, scale: float | None) -> Tensor:
         ctx.save_for_backward(query, key, value, segments)
         ctx.scale = scale
-        found = torch.empty_like(query)
+        found = query.new_zeros((*query.shape[:-1], value.shape[-1]))
         for some in _alike(segments):
             parts = [some.gathered(query, some.own), some.gathered(key, some.read), some.gathered(value, some.read)]
             attended = _attended(parts, some.mask(query.device), scale)
-            _add(found, attended, some.own, first=True)
+            _add(found, attended, some.own)
         return found
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]  # unannotated in torch
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, segments = ctx.saved_tensors
         wide = torch.promote_types(query.dtype, torch.float32)
         gradients = [torch.zeros_like(states, dtype=wide) for states in (query, key, value)]
         for some in _alike(segments):
             places = (some.own, some.read, some.read)
-            with torch.enable_grad(), torch.autocast(query.device.type, enabled=False):
+            with torch.enable_grad():
                 parts = [
                     some.gathered(states, where).requires_grad_()
                     for states, where in zip((query, key, value), places, strict=True)
@@ -157,15 +163,14 @@ class _TreeAttention(torch.autograd.Function):
         return (*(total.to(query.dtype) for total in gradients), None, None)
 
 
-def _add(total: Tensor, found: Tensor, places: list[list[slice]], *, first: bool = False) -> None:
-    """Add to `total` [1, heads, N, D] what was found for `places`, [segments, heads, n, D]; in place of what it holds if
-    `first`."""
+def _add(total: Tensor, found: Tensor, places: list[list[slice]]) -> None:
+    """Add to `total` [1, heads, N, D] what was found for `places`, [segments, heads, n, D]."""
     for one, path in zip(found, places, strict=True):
         at = 0
         for some in path:
-            part = one[None, :, at : at + some.stop - some.start]
-            total[:, :, some] = part if first else total[:, :, some] + part
-            at += some.stop - some.start
+            size = some.stop - some.start
+            total[0, :, some] += one[:, at : at + size]
+            at += size
 
 
 def _path(table: list[list[int]], number: int) -> list[int]:
