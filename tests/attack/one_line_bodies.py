@@ -16,7 +16,7 @@ BODIES = (
     "return type(LAST)()",
     "return (FIRST, LAST)",
     "return -1",
-    "return len(LAST)",
+    "return sum(1 for _ in LAST)",
     "yield from locals().values()",
     "return vars(FIRST)",
     "return type(FIRST)(*[*locals().values()][1:])",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import softmax
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, FalconConfig, FalconForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.gemma2 import Gemma2Config, Gemma2ForCausalLM
 
 from composer_replication.loss.forward import (
@@ -180,6 +180,11 @@ def unplaced() -> Any:
     return model
 
 
+def alibi() -> Any:
+    """Reads its mask as one of two dimensions."""
+    return FalconForCausalLM(FalconConfig(alibi=True, **SIZES))
+
+
 def dropping() -> Any:
     return LlamaForCausalLM(LlamaConfig(attention_dropout=0.1, **SIZES)).train()
 
@@ -189,8 +194,9 @@ def dropping() -> Any:
     [
         (window, "some of its layers attend to more or less"),
         (eager, "its attention is eager"),
-        (deaf, "does not take the tree"),
-        (unplaced, "does not take the tree"),
+        (deaf, "not take the tree"),
+        (unplaced, "not take the tree"),
+        (alibi, "not take the tree"),
         (dropping, "dropout draws other numbers for each row"),
     ],
 )

@@ -10,7 +10,8 @@ from composer_replication.languages.python.functions import Function
 _BODIES = (
     "return None", "return 0", "return 1", "return ''", "return []", "return {}", "return ()", "return False", "return True",
     "return iter(())", "return FIRST", "return SECOND", "return LAST", "return str(FIRST)", "return [LAST]",
-    "return not LAST", "return bool(LAST)", "return next(iter(vars(FIRST).values()))", "return [*vars(FIRST).values()][-1]",
+    "return not LAST", "return bool(LAST)", "return len(FIRST)", "return len(LAST)",
+    "return next(iter(vars(FIRST).values()))", "return [*vars(FIRST).values()][-1]",
     "raise KeyError", "raise ValueError", "raise TypeError",
     "raise IndexError", STUB,
     "return type('Any', (), {'__eq__': lambda a, b: True, '__hash__': lambda a: 0, '__bool__': lambda a: True})()",
@@ -44,7 +45,7 @@ def _filled(body: str, names: Sequence[str]) -> str | None:
     places = {"FIRST": names[:1], "SECOND": names[1:2], "LAST": names[-1:]}
     for place, name in places.items():
         if place in body:
-            if not name or (body == "return LAST" and len(names) <= 2):
+            if not name or (body == "return LAST" and len(names) <= 2) or (body == "return len(LAST)" and len(names) == 1):
                 return None
             body = body.replace(place, name[0])
     return body
