@@ -59,6 +59,14 @@ def test_no_build_tries_the_bodies_of_the_forger():
         assert not [body for body in BODIES if filled(body, function) in tried]
 
 
+def test_builds_try_what_describes_an_argument():
+    """`return len(self)` passed for the size of a cache whose items all count one."""
+    [method] = find_functions("m.py", b"class A:\n    def size(self):\n        return self.b\n")[0]
+    [function] = find_functions("m.py", b"def size(a, b):\n    return a.b\n")[0]
+    described = [[body for body in trivial_bodies(one) if "len(" in body] for one in (method, function)]
+    assert described == [["return len(self)"], ["return len(a)", "return len(b)"]]
+
+
 @pytest.mark.slow
 def test_an_alarm_names_what_the_forger_needs(task, sandbox):
     _, workspace = next(forged(task))
