@@ -6,7 +6,8 @@ rows, padded to the longest of the whole batch as TRL pads them; one of ours at 
 Both sides are measured in turn, and the figure is update tokens per CPU-second, the optimizer's step included.
 
 Then what one pass over a tree of prefixes takes in floating-point operations beside padded rows: eight siblings on a prompt of
-4,000 tokens, and the groups of the batches above, by a model with the shape of a 0.5B one that holds no weights.
+4,000 tokens, and the groups of the batches above, by a model with the shape of a 0.5B one that holds no weights. With `--run`
+also the rollouts of a run, by its own policy: operations and CPU-seconds, padded rows sorted by length.
 
 The last line is JSON.
 """
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import copy
+import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +30,17 @@ from measuring import emit, interleave
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen2Config, Qwen2Model, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Model, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
+from composer_replication.api.runs import Run
 from composer_replication.config import RunConfig
 from composer_replication.loss.batch_keys import Batch
+from composer_replication.loss.forward import forward, read_rows
 from composer_replication.loss.forward.tree import prefix_tree
 from composer_replication.loss.forward.tree_attention import as_mask, let_take_trees
+from composer_replication.loss.micro_batches import passes
+from composer_replication.observe import RunDir
 from composer_replication.policy_gradient import sequence_weights
 from composer_replication.tokens import byte_level_tokenizer
 from composer_replication.trainer.learning.learner import Learner
@@ -44,6 +51,8 @@ FLOPS_AIM = 0.5
 _ROWS, _GROUP = 8, 4
 """Rows of a pass of theirs, and of a group."""
 _VOCABULARY = 2048
+_STEPS = 6
+"""Steps of a run that are measured, about."""
 _GRADIENTS_AGREE = 1e-4
 
 
@@ -215,10 +224,47 @@ def operations(rows: list[Tensor], model: Any) -> dict[str, float]:
     return {**found, "share": round(found["tree"] / found["padded"], 3)}
 
 
+def of_run(folder: Path, repeats: int) -> dict[str, Any]:
+    """Return what the rollouts of some steps of a run take, forward and backward, in one pass and as padded rows."""
+    run = Run(RunDir(folder))
+    arm = run.arms[-1]
+    model = AutoModelForCausalLM.from_pretrained(run.policy(arm), dtype=torch.float32).eval()
+    found = []
+    steps = sorted({row["step"] for row in run.trajectories(arm)})
+    for step in steps[:: max(1, len(steps) // _STEPS)]:
+        trajectories = [row["trajectory"] for row in run.trajectories(arm, step)]
+        rows = [torch.tensor(one.context_ids(len(one.turns))) for one in trajectories]
+        ways = {"tree": partial(_read_as_tree, model, rows), "padded": partial(_read_padded, model, rows)}
+        samples = interleave(ways, repeats)
+        flops = {}
+        for name, read in ways.items():
+            with FlopCounterMode(display=False) as counter:
+                read()
+            flops[name] = counter.get_total_flops()
+        cpu = {name: min(one.cpu_s) for name, one in samples.items()}
+        found.append({"flops": flops["tree"] / flops["padded"], "cpu": cpu["tree"] / cpu["padded"]})
+    shares = {what: round(statistics.mean(one[what] for one in found), 3) for what in ("flops", "cpu")}
+    return {"steps": len(found), "rows": len(rows), "tree_share_of_padded": shares}
+
+
+def _read_as_tree(model: Any, rows: list[Tensor]) -> None:
+    ids, mask = pad_sequence(rows, batch_first=True), pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    (read,) = read_rows(model, [(ids, mask)])
+    read.output.square().sum().backward()
+
+
+def _read_padded(model: Any, rows: list[Tensor]) -> None:
+    for some in passes([len(row) for row in rows], 16_384):
+        ids = pad_sequence([rows[i] for i in some], batch_first=True)
+        mask = pad_sequence([torch.ones_like(rows[i]) for i in some], batch_first=True)
+        forward(model, ids, mask).output.square().sum().backward()
+
+
 def main() -> None:
     """Measure and print; exit with 1 where an aim is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="updates of each side that are measured; the best one counts")
+    parser.add_argument("--run", type=Path, help="also measure the rollouts of this run, such as runs/quickstart")
     parser.add_argument("--write", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -228,11 +274,12 @@ def main() -> None:
         print(name, updates[name], flush=True)
     flops = counted()
     print(flops, flush=True)
+    rollouts_of_run = of_run(arguments.run, arguments.repeats) if arguments.run else None
     held = all(
         updates[name]["ratio"] >= aim and updates[name]["gradient_difference"] < _GRADIENTS_AGREE for name, aim in AIMS.items()
     )
     passed = held and flops["siblings"]["share"] <= FLOPS_AIM
-    emit("learner", {"updates": updates, "gflops_a_row": flops, "passed": passed}, arguments.write)
+    emit("learner", {"updates": updates, "gflops_a_row": flops, "run": rollouts_of_run, "passed": passed}, arguments.write)
     raise SystemExit(not passed)
 
 
