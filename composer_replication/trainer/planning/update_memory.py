@@ -187,8 +187,9 @@ def made_batch(config: RunConfig, largest: PassSize, vocabulary: int) -> Batch:
     drawn = torch.Generator().manual_seed(0)
     rows, tokens = 2 * largest.rows, largest.tokens
     ids = torch.randint(vocabulary, (rows, tokens), generator=drawn)
+    ids[:, 0] = torch.arange(rows) % vocabulary  # nothing is shared, and the first rows are read together
     attention = torch.ones_like(ids)
-    attention[largest.rows :, -2:] = 0  # rows of one length need no mask, and runs have no such rows
+    attention[1:, -2:] = 0  # rows of one length would need no mask
     sampled = attention * (torch.arange(tokens) >= tokens // 2)
     weights = sampled.float()
     batch: Batch = {
