@@ -1,60 +1,73 @@
-"""Milliseconds and peak memory of a loss on the output of a language-model head, forward and backward, on a GPU.
+"""Milliseconds and peak memory of a loss on the output of a language-model head, forward and backward.
 
 - floor: the matrix products alone (four for a divergence, three for a log-prob), in the weight's type;
 - products: `one_pass` with a kernel that does nothing; what a fused loss takes above this is the work on its rows;
-- triton: the fused loss, its rows worked on by Triton kernels;
+- triton: the fused loss, its rows worked on by Triton kernels, where they are;
 - torch: the fused loss, its rows worked on by PyTorch's passes;
 - plain: the loss on the whole logits, by autograd.
-
-Before it is measured, `triton` has to agree with `torch`: exit code 1 where it does not, or where there is no GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
-import sys
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 from unittest.mock import patch
 
 import torch
-from measuring import emit
 from torch import Tensor
 
 from composer_replication.distillation import TAID, Divergence, EntropyAwareOPD, GeneralizedJSD, fused, fused_divergence
-from composer_replication.kernels import Head, TeacherRows, fused_token_loss, token_loss
+from composer_replication.kernels import Head, TeacherRows, by_triton, fused_token_loss, token_loss
 from composer_replication.kernels.one_pass import chunk_rows, one_pass
+from gpu_checks.found import Found
 
 LOSSES: dict[str, Divergence | None] = {
-    "logprob": None,
-    "jsd 0.0": GeneralizedJSD(0.0),
+    "log-prob": None,
+    "jsd 0": GeneralizedJSD(0.0),
     "jsd 0.5": GeneralizedJSD(0.5),
-    "jsd 1.0": GeneralizedJSD(1.0),
+    "jsd 1": GeneralizedJSD(1.0),
     "taid": TAID(0.5),
-    "entropy_opd": EntropyAwareOPD(),
+    "entropy-aware": EntropyAwareOPD(),
 }
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""Of the relative difference of a gradient: bfloat16 gradients differ by their rounding."""
+MOST = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+"""Of the relative difference between both ways of working on rows: bfloat16 gradients differ by their rounding."""
 
 Run: TypeAlias = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a head and of what goes through it."""
+
+    tokens: int
+    hidden: int
+    vocabulary: int
+    repeats: int
+
+
+SHAPES = {"cuda": Shape(2_048, 1_024, 151_936, 5), "cpu": Shape(64, 64, 1_003, 1)}
 
 
 class Problem:
     """Student, teacher and targets for a head of random weights."""
 
-    def __init__(self, tokens: int, hidden: int, vocabulary: int, dtype: torch.dtype) -> None:
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        tokens, hidden, vocabulary = shape.tokens, shape.hidden, shape.vocabulary
         torch.manual_seed(0)
 
-        def normal(*shape: int, scale: float = 1.0) -> Tensor:
-            return (scale * torch.randn(*shape, device="cuda")).to(dtype)
+        def normal(*sizes: int, scale: float = 1.0) -> Tensor:
+            return (scale * torch.randn(*sizes, device=device)).to(dtype)
 
         self.weight = normal(vocabulary, hidden, scale=1.5 / math.sqrt(hidden)).requires_grad_()
         self.hidden = normal(tokens, hidden).requires_grad_()
         self.taught = self.hidden.detach() + normal(tokens, hidden, scale=0.5)
-        self.targets = torch.randint(vocabulary, (tokens,), device="cuda")
-        self.weights = torch.full((tokens,), 1.0 / tokens, device="cuda")
+        self.targets = torch.randint(vocabulary, (tokens,), device=device)
+        self.weights = torch.full((tokens,), 1.0 / tokens, device=device)
 
     def teacher(self, divergence: Divergence | None) -> list[TeacherRows]:
         return [] if divergence is None else [TeacherRows(self.taught, Head(self.weight.detach()))]
@@ -89,8 +102,32 @@ class Problem:
             gradient.addmm_(chunk.T, rows)
 
     def backward(self, loss: Tensor) -> list[Tensor]:
-        """The loss and its gradients."""
+        """Return the loss and its gradients."""
         return [loss.detach(), *torch.autograd.grad(loss, (self.hidden, self.weight))]
+
+    def contestants(self, divergence: Divergence | None) -> dict[str, Run]:
+        def run() -> list[Tensor]:
+            return self.backward(self.fused(divergence))
+
+        contestants: dict[str, Run] = {
+            "floor": lambda: self.floor(divergence),
+            "products": lambda: self.products(divergence),
+            "triton": run,
+            "torch": lambda: by_passes(run),
+            "plain": lambda: self.backward(self.plain(divergence)),
+        }
+        if not by_triton(self.weights):
+            del contestants["triton"]
+        return contestants
+
+    def difference(self, divergence: Divergence | None) -> float:
+        """Return the largest relative difference, by the norm, between what Triton and PyTorch's passes find."""
+
+        def run() -> list[Tensor]:
+            return self.backward(self.fused(divergence))
+
+        pairs = zip(run(), by_passes(run), strict=True)
+        return max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in pairs)
 
 
 class Idle:
@@ -104,84 +141,61 @@ class Idle:
 
 
 def by_passes(run: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """What `run` gives without Triton."""
+    """Return what `run` gives without Triton."""
     with patch.object(token_loss, "by_triton", return_value=False), patch.object(fused, "by_triton", return_value=False):
         return run()
 
 
-def difference(problem: Problem, divergence: Divergence | None) -> float:
-    """The largest relative difference, by the norm, between what Triton and PyTorch's passes find."""
-
-    def run() -> list[Tensor]:
-        return problem.backward(problem.fused(divergence))
-
-    pairs = zip(run(), by_passes(run), strict=True)
-    return max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in pairs)
-
-
-def contestants(problem: Problem, divergence: Divergence | None) -> dict[str, Run]:
-    def run() -> list[Tensor]:
-        return problem.backward(problem.fused(divergence))
-
-    return {
-        "floor": lambda: problem.floor(divergence),
-        "products": lambda: problem.products(divergence),
-        "triton": run,
-        "torch": lambda: by_passes(run),
-        "plain": lambda: problem.backward(problem.plain(divergence)),
-    }
+def check(device: torch.device, folder: Path) -> Found:  # noqa: ARG001
+    """Compare Triton's results with those of PyTorch's passes, where there are Triton kernels, then time everything."""
+    found, shape = Found(), SHAPES[device.type]
+    for dtype, most in MOST.items():
+        problem = Problem(shape, dtype, device)
+        for loss, divergence in LOSSES.items():
+            name = f"{loss}, {dtype}".replace("torch.", "")
+            runs = problem.contestants(divergence)
+            if "triton" in runs:
+                found.at_most(f"{name}: Triton and passes differ", problem.difference(divergence), most)
+            for variant, (ms, peak_mb) in measure(runs, shape.repeats, device).items():
+                found.note(f"{name}: {variant}, ms", ms)
+                if device.type == "cuda":
+                    found.note(f"{name}: {variant}, MB", peak_mb)
+    return found
 
 
-def measure(runs: Mapping[str, Run], repeats: int) -> dict[str, dict[str, float]]:
-    """Median milliseconds and peak MB of each, taking turns after a warm-up; nothing for one that finds no memory."""
+def measure(runs: Mapping[str, Run], repeats: int, device: torch.device) -> dict[str, tuple[float, float]]:
+    """Return median milliseconds and peak MB of each, taking turns after a warm-up; nothing for one that finds no memory."""
     times: dict[str, list[float]] = {}
     peaks: dict[str, float] = {}
     for name, run in runs.items():
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+        before = _begin(device)
         try:
             run()
         except torch.OutOfMemoryError:
             continue
-        times[name], peaks[name] = [], (torch.cuda.max_memory_allocated() - before) / 2**20
+        times[name], peaks[name] = [], (_peak(device) - before) / 2**20
     for _ in range(repeats):
         for name, taken in times.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
+            _wait_for(device)
+            began = time.perf_counter()
             runs[name]()
-            end.record()
-            end.synchronize()
-            taken.append(start.elapsed_time(end))
-    return {name: {"ms": round(statistics.median(taken), 3), "peak_mb": round(peaks[name])} for name, taken in times.items()}
+            _wait_for(device)
+            taken.append(1e3 * (time.perf_counter() - began))
+    return {name: (statistics.median(taken), peaks[name]) for name, taken in times.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=4_096)
-    parser.add_argument("--hidden", type=int, default=2_048)
-    parser.add_argument("--vocabulary", type=int, default=151_936)
-    parser.add_argument("--repeats", type=int, default=10)
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit(f"bench-gpu needs a CUDA device, and torch {torch.__version__} finds none")
-    import triton
-
-    figures: dict[str, dict[str, object]] = {}
-    for dtype, tolerance in TOLERANCE.items():
-        problem = Problem(options.tokens, options.hidden, options.vocabulary, dtype)
-        for loss, divergence in LOSSES.items():
-            name, off = f"{loss} {dtype}".replace("torch.", ""), difference(problem, divergence)
-            if not off <= tolerance:
-                sys.exit(f"{name}: Triton and PyTorch differ by {off:.1e}, more than {tolerance:.0e}")
-            found = measure(contestants(problem, divergence), options.repeats)
-            figures[name] = {"difference": float(f"{off:.1e}"), **found}
-            for variant in contestants(problem, divergence):
-                told = "{ms:9.2f} ms {peak_mb:7.0f} MB".format(**found[variant]) if variant in found else "out of memory"
-                print(f"{name:22s} {variant:9s} {told}", flush=True)
-        del problem
-    device = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
-    emit("fused_gpu", {**device, **vars(options), **figures})
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
-if __name__ == "__main__":
-    main()
+def _begin(device: torch.device) -> int:
+    """Begin to look for a peak, and return what is allocated now."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _peak(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
