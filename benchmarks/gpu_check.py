@@ -41,7 +41,7 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="composer-gpu-check-", ignore_cleanup_errors=True) as work:
         outcomes = run_all(wanted, device, Path(work))
-    found = {"device": _named(device), "torch": torch.__version__, "transformers": transformers.__version__}
+    found: dict[str, Any] = {"device": _named(device), "torch": torch.__version__, "transformers": transformers.__version__}
     found |= {"python": platform.python_version(), "seconds": round(time.monotonic() - began, 1)}
     if asked.write:
         asked.write.mkdir(parents=True, exist_ok=True)

@@ -142,6 +142,7 @@ def test_cuda_is_not_replaced_when_it_is_asked_for(monkeypatch: pytest.MonkeyPat
         gpu_check.main()
 
 
+@pytest.mark.slow
 def test_a_broken_kernel_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = fused._taid
     monkeypatch.setattr(fused, "_taid", lambda student, teacher, t: right(student, teacher, t + 0.01))

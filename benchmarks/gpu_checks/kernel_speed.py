@@ -94,7 +94,7 @@ class Problem:
         """In the chunks of `one_pass`."""
         weight, step = self.weight.detach(), chunk_rows(len(self.weight), torch.float32)
         gradient, product = torch.zeros_like(weight), weight.new_empty((step, len(weight)))
-        for rows in self.hidden.detach().split(step):
+        for rows in torch.split(self.hidden.detach(), step):
             chunk = torch.mm(rows, weight.T, out=product[: len(rows)])
             if divergence is not None:
                 torch.mm(rows, weight.T, out=chunk)

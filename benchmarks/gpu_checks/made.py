@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class Size:
 
 
 SIZES = {
-    "cuda": Size(hidden=1024, layers=8, vocabulary=151_936, rows=4, tokens=512),
+    "cuda": Size(hidden=1024, layers=6, vocabulary=65_536, rows=4, tokens=384),
     "cpu": Size(hidden=64, layers=3, vocabulary=1_000, rows=4, tokens=48),
 }
 """Small enough for float64 and whole logits in the 24 GB of one card; and for seconds of one core."""
@@ -85,7 +85,7 @@ def make(config: RunConfig, like: PreTrainedConfig) -> PreTrainedModel:
     """Return a policy whose weights are the same each time, but for their type."""
     exact = _drawn(config.model.model_copy(update={"precision": "float32", "compile": False, "lora": LoraConfig()}), like)
     policy = _drawn(config.model, like)
-    whole: torch.nn.Module = policy.get_base_model() if config.model.lora.rank else policy
+    whole = cast(Any, policy).get_base_model() if config.model.lora.rank else policy
     own = {name.replace(".base_layer.", "."): parameter for name, parameter in whole.named_parameters()}
     with torch.no_grad():
         for name, weight in exact.named_parameters():
@@ -156,16 +156,14 @@ def _pairs(prompts: Tensor, drawn: torch.Generator) -> Batch:
 def _scores(model: PreTrainedModel, batch: Mapping[str, Tensor], drawn: torch.Generator) -> Batch:
     """Return the recorded log-probs, which are up to 0.4 nats from the model's own, and the reference's of the pairs."""
     rows = batch["input_ids"], batch["attention_mask"], batch["response_mask"]
+    found: Batch = {}
     with evaluating(model):
         own = sequence_logprobs(model, *rows)
-        pairs = {
-            f"dpo_{side}_ref_logprobs": sequence_logprobs(
-                model, *(batch[f"dpo_{side}_{what}"] for what in ("input_ids", "attention_mask", "response_mask"))
-            ).sum(-1)
-            for side in ("chosen", "rejected")
-        }
+        for side in ("chosen", "rejected"):
+            ids, mask, wanted = (batch[f"dpo_{side}_{what}"] for what in ("input_ids", "attention_mask", "response_mask"))
+            found[f"dpo_{side}_ref_logprobs"] = sequence_logprobs(model, ids, mask, wanted).sum(-1) + 0.3
     moved = 0.4 * (2.0 * torch.rand(own.shape, generator=drawn) - 1.0).to(own)
-    return {"old_logprobs": (own + moved) * batch["response_mask"]} | {key: value + 0.3 for key, value in pairs.items()}
+    return found | {"old_logprobs": (own + moved) * batch["response_mask"]}
 
 
 def in_float64(model: PreTrainedModel) -> PreTrainedModel:

@@ -16,7 +16,7 @@ from gpu_checks import made
 from gpu_checks.found import Found, need, nox
 from gpu_checks.precision import two_updates
 
-_OFFLOADED, _OF_8_BITS = 1e-3, 0.2
+_OFFLOADED, _OF_8_BITS = 1e-2, 0.2
 """Of the relative difference of how far weights have moved."""
 
 

@@ -17,7 +17,8 @@ def plain_loss(model: nn.Module, teacher: nn.Module, batch: Mapping[str, Tensor]
     taken to float32 first, as Hugging Face's losses do."""
     hint, replay = LOSS["hint"]["weight"], LOSS["replay"]["weight"]
     logits = _logits(model, batch["input_ids"], batch["attention_mask"])
-    return _policy_gradient(logits, batch) + hint * _hint(logits, teacher, batch) + replay * _pairs(model, batch)
+    total: Tensor = _policy_gradient(logits, batch) + hint * _hint(logits, teacher, batch) + replay * _pairs(model, batch)
+    return total
 
 
 def _logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def _hint(logits: Tensor, teacher: nn.Module, batch: Mapping[str, Tensor]) -> Te
     s = logits[batch["student_row"][:, None], batch["student_response_idx"] - 1].log_softmax(-1)
     t = taught[turns, batch["teacher_response_idx"] - 1].log_softmax(-1)
     m = ((1.0 - beta) * s.exp() + beta * t.exp()).log()
-    divergence = beta * (t.exp() * (t - m)).sum(-1) + (1.0 - beta) * (s.exp() * (s - m)).sum(-1)
+    divergence: Tensor = beta * (t.exp() * (t - m)).sum(-1) + (1.0 - beta) * (s.exp() * (s - m)).sum(-1)
     return (divergence * batch["sdpo_loss_mask"]).sum() / batch["hint_denominator"]
 
 
