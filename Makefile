@@ -9,7 +9,7 @@ ROOMS := $(sort $(foreach file,$(wildcard tests/*/test_*.py),$(word 2,$(subst /,
 ROOM ?=
 CHECK_ROOM = $(if $(filter-out $(ROOMS),$(ROOM)),echo "no such room: $(filter-out $(ROOMS),$(ROOM)); the rooms are: $(ROOMS)" >&2; exit 2)
 
-.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke torchao oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-trust bench-plan bench-learner bench-gate bench-prm bench-sandbox bench-sandbox-filter bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights bench-gpu soak fuzz-grader faults-replay faults-diloco attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke torchao oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-trust bench-plan bench-learner bench-gate bench-prm bench-sandbox bench-sandbox-filter bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights gpu-check soak fuzz-grader faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -201,8 +201,9 @@ bench-diloco-stall: env ## Measure how long replicas wait for their rounds, with
 bench-weights: env ## Measure bytes and time of new weights from trainer to generator at RL learning rates, and compare the bits
 	@$(BIN)/python benchmarks/weights.py
 
-bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch passes, plain logits, bare products
-	@$(BIN)/python benchmarks/fused_gpu.py
+FIGURES ?= docs/figures
+gpu-check: env ## Run everything that needs a GPU, or the same small on the CPU: kernels, learner, engines (FIGURES=folder of its JSON)
+	@$(BIN)/python benchmarks/gpu_check.py --write $(FIGURES)
 
 soak: env ## Run 1,000 rollouts of agents that crash, hang and flood, and count what they leave behind
 	@$(BIN)/python tests/tools/soak.py

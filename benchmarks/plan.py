@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from measuring import Peak, emit
 
@@ -27,6 +27,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "vocab_size": 151_936},
     "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "vocab_size": 151_936},
 }
+GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+"""The environment in which glibc's malloc gives freed tensors back."""
+Setting: TypeAlias = tuple[dict[str, Any], int, dict[str, Any]]
+"""Shape of a model, tokens of a row, and sections of a run file."""
 _LORA = {"lora": {"rank": 16}}
 _CHECKPOINTING = {"gradient_checkpointing": True}
 SETTINGS: dict[str, tuple[str, int, dict[str, Any]]] = {
@@ -47,16 +51,16 @@ SETTINGS: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
-def measure(name: str, what: str) -> None:
+def measure(setting: Setting, what: str, device: str) -> None:
     """In a fresh process: print one line of JSON."""
     from transformers import Qwen3Config
 
     from composer_replication.config import RunConfig
     from composer_replication.trainer.planning.update_memory import PassSize, largest_pass, measure_update, plan_update
 
-    shape, tokens, options = SETTINGS[name]
-    like = Qwen3Config(**SHAPES[shape], num_attention_heads=8, num_key_value_heads=2, head_dim=64, dtype="float32")
-    model = {"path": "made", "device": "cpu", "precision": "float32", **options.get("model", {})}
+    shape, tokens, options = setting
+    like = Qwen3Config(**shape, num_attention_heads=8, num_key_value_heads=2, head_dim=64, dtype="float32")
+    model = {"path": "made", "device": device, "precision": "float32", **options.get("model", {})}
     rollout = {"context_tokens": tokens, "groups": 2, "group_size": 4}
     optimizer = {"micro_batch_tokens": tokens, **options.get("optimizer", {})}
     config = RunConfig.model_validate({**options, "model": model, "rollout": rollout, "optimizer": optimizer})
@@ -70,35 +74,46 @@ def measure(name: str, what: str) -> None:
     gc.collect()
     with Peak() as peak:
         found = measure_update(config, like, like.num_hidden_layers, largest)
-    print(json.dumps({"peak_mb": round(peak.megabytes), "tensors_mb": round(found.peak / 2**20)}))
+    tensors = round(found.peak / 2**20)  # on a GPU torch's own maximum
+    print(json.dumps({"peak_mb": round(peak.megabytes) if device == "cpu" else tensors, "tensors_mb": tensors}))
 
 
-def in_fresh_process(name: str, what: str, **env: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--measure", name, what]
+def in_fresh_process(setting: Setting, what: str, device: str = "cpu", **env: str) -> dict[str, Any]:
+    """Plan a setting ("planned"), or do what was planned ("done")."""
+    command = [sys.executable, __file__, "--measure", json.dumps(setting), what, device]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{name}, {what}: {done.stderr[-1000:]}")
+        raise SystemExit(f"{setting}, {what}: {done.stderr[-1000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def beside_the_plan(setting: Setting, device: str = "cpu") -> dict[str, Any]:
+    """Return the planned and the measured peak of a setting."""
+    found = in_fresh_process(setting, "planned", device) | in_fresh_process(setting, "done", device, **GIVE_BACK)
+    return {**found, "planned_of_peak": round(found["planned_mb"] / found["peak_mb"], 3)}
 
 
 def main() -> None:
     """Measure and print; exit with 1 where a plan is off by more than the aim."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--write", type=Path, help="keep the figures of each setting in this file")
     parser.add_argument("settings", nargs="*", default=list(SETTINGS))
     arguments = parser.parse_args()
     if arguments.measure:
-        measure(*arguments.measure)
+        setting, what, device = arguments.measure
+        measure(json.loads(setting), what, device)
         return
     written = arguments.write and arguments.write.exists()
     known: dict[str, Any] = json.loads(arguments.write.read_text("utf-8")) if written else {}
     for name in arguments.settings:
         if name not in known:
-            found = in_fresh_process(name, "planned") | in_fresh_process(name, "done", MALLOC_MMAP_THRESHOLD_="131072")
-            kept = in_fresh_process(name, "done")["peak_mb"] - found["peak_mb"]
-            known[name] = {**found, "kept_mb": kept, "planned_of_peak": round(found["planned_mb"] / found["peak_mb"], 3)}
+            shape, tokens, options = SETTINGS[name]
+            setting = (SHAPES[shape], tokens, options)
+            found = beside_the_plan(setting)
+            kept = in_fresh_process(setting, "done")["peak_mb"] - found["peak_mb"]
+            known[name] = {**found, "kept_mb": kept}
             if arguments.write:
                 arguments.write.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
         print(name, known[name], flush=True)
