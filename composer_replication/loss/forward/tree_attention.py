@@ -80,50 +80,98 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, segments: Tensor, 
     """Return what the tokens of a tree attend to, [1, heads, N, D], from `query`, `key` and `value` [1, heads, N, D] and
     `segments` [S, 3]; see `PrefixTree`.
 
-    Each shared prefix is copied once for every segment that reads it, so the copies are made again in the backward pass and kept
-    in neither: what is kept is `query`, `key` and `value`.
+    A branch that leaves another reads a copy of all that leads to it. These copies are made again in the backward pass, so that
+    a prefix is not kept once for every branch.
     """
     kind = query.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         query, key, value = (states.to(dtype) for states in (query, key, value))
-    attend: Callable[..., Tensor] = _TreeAttention.apply
-    return attend(query, key, value, segments, scale)
+    sizes, branches = _branches(segments)
+    states = [torch.split(some, sizes, dim=2) for some in (query, key, value)]
+    found: dict[int, Tensor] = {}
+    for some in _alike([branch for branch in branches if not branch.before], sizes):
+        attended = _attended([some.gathered(parts, own=True) for parts in states], None, scale)
+        found.update(some.parts(attended, sizes))
+    leaving = [branch for branch in branches if branch.before]
+    if leaving:
+        attend: Callable[..., Tensor] = _LeavingBranches.apply
+        attended = attend(query, key, value, segments, scale)
+        order = [number for branch in leaving for number in branch.own]
+        found.update(zip(order, torch.split(attended, [sizes[number] for number in order], dim=2), strict=True))
+    return torch.cat([found[number] for number in range(len(sizes))], dim=2)
+
+
+class _Branch(NamedTuple):
+    """A path of segments, by their numbers, from where it leaves another to a leaf."""
+
+    before: list[int]
+    """The segments that lead to it from the root."""
+    own: list[int]
+
+
+def _branches(segments: Tensor) -> tuple[list[int], list[_Branch]]:
+    """Return the size of each segment, and a tree as branches, each as long as it can be: a root's is read without a mask."""
+    table = segments.tolist()
+    sizes = [stop - start for start, stop, _ in table]
+    longest, following = list(sizes), [-1] * len(sizes)
+    for number in reversed(range(len(sizes))):  # every segment stands after those that lead to it
+        before = table[number][2]
+        if before >= 0 and (following[before] < 0 or sizes[before] + longest[number] > longest[before]):
+            longest[before], following[before] = sizes[before] + longest[number], number
+    found = []
+    for number, (_, _, before) in enumerate(table):
+        if before >= 0 and following[before] == number:
+            continue
+        own, lead = [number], []
+        while following[own[-1]] >= 0:
+            own.append(following[own[-1]])
+        while before >= 0:
+            lead.append(before)
+            before = table[before][2]
+        found.append(_Branch(lead[::-1], own))
+    return sizes, found
 
 
 class _Alike(NamedTuple):
-    """Segments of equal size that read equally much, which are computed together."""
+    """Branches of equal size that read equally much, which are computed together."""
 
-    own: list[list[slice]]
-    """The tokens of each."""
-    read: list[list[slice]]
-    """The tokens that each reads: those that lead to it, and its own."""
+    branches: list[_Branch]
 
-    def gathered(self, states: Tensor, places: list[list[slice]]) -> Tensor:
-        """Return the states [1, heads, N, D] at `places`, [segments, heads, n, D]."""
-        return torch.cat([torch.cat([states[:, :, some] for some in path], dim=2) for path in places])
+    def gathered(self, parts: Sequence[Tensor], *, own: bool) -> Tensor:
+        """Return the states of the branches' tokens, or of all that they read, [branches, heads, n, D], from those of each
+        segment [1, heads, size, D]."""
+        paths = [branch.own if own else branch.before + branch.own for branch in self.branches]
+        return _joined([_joined([parts[number] for number in path], 2) for path in paths], 0)
 
-    def mask(self, device: torch.device) -> Tensor | None:
-        """Return which of the tokens they read each of their own sees; None where these are the same tokens."""
-        own, read = (sum(some.stop - some.start for some in path) for path in (self.own[0], self.read[0]))
-        return None if own == read else torch.ones(own, read, dtype=torch.bool, device=device).tril(read - own)
+    def parts(self, found: Tensor, sizes: Sequence[int], *, own: bool = True) -> Iterator[tuple[int, Tensor]]:
+        """Give back what was `gathered`, as the number of each segment and its states."""
+        for branch, states in zip(self.branches, torch.split(found, 1), strict=True):
+            path = branch.own if own else branch.before + branch.own
+            yield from zip(path, torch.split(states, [sizes[number] for number in path], dim=2), strict=True)
+
+    def mask(self, sizes: Sequence[int], device: torch.device) -> Tensor:
+        """Return which of the tokens that they read each of their own sees."""
+        before, own = (sum(sizes[number] for number in path) for path in self.branches[0])
+        return torch.ones(own, before + own, dtype=torch.bool, device=device).tril(before)
 
 
-def _alike(segments: Tensor) -> list[_Alike]:
-    """Return the segments in groups, none of which copies more tokens than the tree has unless it is one segment."""
-    table = segments.tolist()
+def _alike(branches: Sequence[_Branch], sizes: Sequence[int]) -> list[_Alike]:
+    """Return branches in groups, none of which reads more tokens than the tree has unless it is one branch."""
     found: list[_Alike] = []
     latest: dict[tuple[int, int], _Alike] = {}
-    for number, (start, stop, _) in enumerate(table):
-        read = [slice(table[part][0], table[part][1]) for part in _path(table, number)]
-        size = sum(some.stop - some.start for some in read)
-        alike = latest.get((stop - start, size))
-        if alike is None or (len(alike.own) + 1) * size > table[-1][1]:
-            alike = latest[stop - start, size] = _Alike([], [])
+    for branch in branches:
+        before, own = (sum(sizes[number] for number in path) for path in branch)
+        alike = latest.get((before, own))
+        if alike is None or (len(alike.branches) + 1) * (before + own) > sum(sizes):
+            alike = latest[before, own] = _Alike([])
             found.append(alike)
-        alike.own.append([slice(start, stop)])
-        alike.read.append(read)
+        alike.branches.append(branch)
     return found
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 def _attended(parts: Sequence[Tensor], mask: Tensor | None, scale: float | None) -> Tensor:
@@ -131,51 +179,40 @@ def _attended(parts: Sequence[Tensor], mask: Tensor | None, scale: float | None)
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
 
 
-class _TreeAttention(torch.autograd.Function):
+class _LeavingBranches(torch.autograd.Function):
+    """What the tokens of all branches that leave another attend to, [1, heads, n, D], one branch after the other."""
+
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Tensor, scale: float | None) -> Tensor:
         ctx.save_for_backward(query, key, value, segments)
         ctx.scale = scale
-        found = query.new_zeros((*query.shape[:-1], value.shape[-1]))
-        for some in _alike(segments):
-            parts = [some.gathered(query, some.own), some.gathered(key, some.read), some.gathered(value, some.read)]
-            attended = _attended(parts, some.mask(query.device), scale)
-            _add(found, attended, some.own)
-        return found
+        sizes, branches = _branches(segments)
+        leaving = [branch for branch in branches if branch.before]
+        states = [torch.split(some, sizes, dim=2) for some in (query, key, value)]
+        found: dict[int, Tensor] = {}
+        for some in _alike(leaving, sizes):
+            parts = [some.gathered(part, own=i == 0) for i, part in enumerate(states)]
+            found.update(some.parts(_attended(parts, some.mask(sizes, query.device), scale), sizes))
+        return torch.cat([found[number] for branch in leaving for number in branch.own], dim=2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, segments = ctx.saved_tensors
-        wide = torch.promote_types(query.dtype, torch.float32)
-        gradients = [torch.zeros_like(states, dtype=wide) for states in (query, key, value)]
-        for some in _alike(segments):
-            places = (some.own, some.read, some.read)
+        *saved, segments = ctx.saved_tensors
+        sizes, branches = _branches(segments)
+        leaving = [branch for branch in branches if branch.before]
+        order = [number for branch in leaving for number in branch.own]
+        arriving = dict(zip(order, torch.split(upstream, [sizes[number] for number in order], dim=2), strict=True))
+        states = [torch.split(some, sizes, dim=2) for some in saved]
+        wide = torch.promote_types(upstream.dtype, torch.float32)
+        totals = [torch.zeros_like(some, dtype=wide) for some in saved]
+        places = [torch.split(total, sizes, dim=2) for total in totals]
+        for some in _alike(leaving, sizes):
             with torch.enable_grad():
-                parts = [
-                    some.gathered(states, where).requires_grad_()
-                    for states, where in zip((query, key, value), places, strict=True)
-                ]
-                attended = _attended(parts, some.mask(query.device), ctx.scale)
-            found = torch.autograd.grad(attended, parts, some.gathered(upstream, some.own))
-            for total, gradient, where in zip(gradients, found, places, strict=True):
-                _add(total, gradient, where)
-        return (*(total.to(query.dtype) for total in gradients), None, None)
-
-
-def _add(total: Tensor, found: Tensor, places: list[list[slice]]) -> None:
-    """Add to `total` [1, heads, N, D] what was found for `places`, [segments, heads, n, D]."""
-    for one, path in zip(found, places, strict=True):
-        at = 0
-        for some in path:
-            size = some.stop - some.start
-            total[0, :, some] += one[:, at : at + size]
-            at += size
-
-
-def _path(table: list[list[int]], number: int) -> list[int]:
-    """Return the segments from the beginning of a sequence to this one."""
-    path = [number]
-    while table[path[-1]][2] >= 0:
-        path.append(table[path[-1]][2])
-    return path[::-1]
+                parts = [some.gathered(part, own=i == 0).detach().requires_grad_() for i, part in enumerate(states)]
+                attended = _attended(parts, some.mask(sizes, upstream.device), ctx.scale)
+            arrived = _joined([_joined([arriving[number] for number in branch.own], 2) for branch in some.branches], 0)
+            for i, gradient in enumerate(torch.autograd.grad(attended, parts, arrived)):
+                for number, part in some.parts(gradient, sizes, own=i == 0):
+                    places[i][number].add_(part)
+        return (*(total.to(upstream.dtype) for total in totals), None, None)
