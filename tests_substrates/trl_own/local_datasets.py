@@ -7,22 +7,35 @@ from typing import Any
 from datasets import Dataset, DatasetDict, Features, Image, List, Value
 
 PROMPTS = (
-    "A test that cannot fail is",
-    "Read the error before you change",
-    "The shortest program is not always",
-    "A name should say what a value",
-    "Measure first, and only then",
+    "Beautiful is better than",
+    "Explicit is",
+    "Simple is better",
+    "Complex",
+    "Flat is better than",
+    "Sparse is better",
+    "Readability",
+    "Special cases aren't special",
+    "Although practicality beats",
+    "Errors should never",
+    "Unless explicitly",
+    "In the face of ambiguity, refuse",
+    "There should be one obvious",
+    "Now is better",
 )
+"""Beginnings of lines of the Zen of Python: one of TRL's tests compares the first twelve, word for word."""
 TEST_ROWS = 2
+TRAIN_ROWS = 3
+"""Rows of a training split: a test trains on each of them nine times, on a vocabulary of 151,936 tokens."""
+TRAIN_ROWS_OF = {"test_prepare_input_called_with_correct_data": 12}
+"""Rows for the tests that count on more."""
 _MESSAGES = List({"role": Value("string"), "content": Value("string")})
 
 
-def load_local(name: str, config: str | None, split: str | None, *, streaming: bool) -> Any:
+def load_local(name: str, config: str | None, split: str | None, *, streaming: bool, train_rows: int = TRAIN_ROWS) -> Any:
     """Return the local data set in place of `trl-internal-testing/NAME`, as `datasets.load_dataset` would."""
     rows = _ROWS[name](config or "standard_prompt_only")
-    whole = DatasetDict(
-        {"train": rows.select(range(len(rows) - TEST_ROWS)), "test": rows.select(range(len(rows) - TEST_ROWS, len(rows)))}
-    )
+    test = range(len(rows) - TEST_ROWS, len(rows))
+    whole = DatasetDict({"train": rows.select(range(train_rows)), "test": rows.select(test)})
     found = whole if split is None else whole[split]
     if not streaming:
         return found

@@ -17,20 +17,29 @@ import datasets
 import pytest
 import torch
 import trl
-from local_datasets import load_local
+from local_datasets import TRAIN_ROWS, TRAIN_ROWS_OF, load_local
 from trl import import_utils
 from trl.trainer import grpo_trainer
 
 _HUB = "trl-internal-testing/"
 _load_dataset = datasets.load_dataset
+_running = ""
+"""The function of the test that runs."""
 
 
 @functools.wraps(_load_dataset)
 def load_dataset(path: str, name: str | None = None, *, split: str | None = None, streaming: bool = False, **rest: Any) -> Any:
     """Return a local data set for names of TRL's test organization, and whatever `datasets` returns for others."""
     if path.startswith(_HUB):
-        return load_local(path.removeprefix(_HUB), name, split, streaming=streaming)
+        rows = TRAIN_ROWS_OF.get(_running, TRAIN_ROWS)
+        return load_local(path.removeprefix(_HUB), name, split, streaming=streaming, train_rows=rows)
     return _load_dataset(path, name, split=split, streaming=streaming, **rest)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Remember which test asks for a data set."""
+    global _running
+    _running = getattr(item, "originalname", item.name)
 
 
 def _replace_trainer() -> None:
