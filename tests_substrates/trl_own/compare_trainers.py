@@ -94,7 +94,7 @@ def main() -> None:
             theirs, ours = pool.map(lambda trainer: run_tests(source, trainer, work), ("theirs", "ours"))
         found = compare(theirs, ours, REFUSALS)
     print(table(found))
-    packages = {name: version(name) for name in ("trl", "transformers", "torch", "accelerate", "peft", "liger-kernel")}
+    packages = {name: version(name) for name in ("trl", "transformers", "torch", "accelerate", "peft")}
     result = {"tests": "trl-own", **figures(found), "checkout": (source / "VERSION").read_text("utf-8").strip(), **packages}
     if write is not None:
         write.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", "utf-8")
