@@ -168,7 +168,7 @@ def trl(session: nox.Session) -> None:
 def trl_own_tests(session: nox.Session) -> None:
     """TRL's own GRPO tests with its trainer and with ours: those of the checkout that TRL_SRC names."""
     if not Path(os.environ.get("TRL_SRC") or "/nowhere").is_dir():
-        session.error("TRL_SRC names no checkout: git clone https://github.com/huggingface/trl, then TRL_SRC=trl")
+        session.error("TRL_SRC names no checkout: clone https://github.com/huggingface/trl at the tag of the installed version")
     _install(session, "dev", "trl", needs=["jmespath", "pillow"])
     session.run("python", "tests_substrates/trl_own/compare_trainers.py", *session.posargs)
 
