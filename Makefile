@@ -9,7 +9,7 @@ ROOMS := $(sort $(foreach file,$(wildcard tests/*/test_*.py),$(word 2,$(subst /,
 ROOM ?=
 CHECK_ROOM = $(if $(filter-out $(ROOMS),$(ROOM)),echo "no such room: $(filter-out $(ROOMS),$(ROOM)); the rooms are: $(ROOMS)" >&2; exit 2)
 
-.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke torchao oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-trust bench-plan bench-learner bench-gate bench-prm bench-sandbox bench-sandbox-filter bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights gpu-check soak fuzz-grader faults-replay faults-diloco attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke torchao oracles trl-own-tests triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-trust bench-plan bench-learner bench-gate bench-prm bench-sandbox bench-sandbox-filter bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights gpu-check soak fuzz-grader faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,10 @@ torchao: env ## AdamW with moments of 8 bits beside torch's own, in an environme
 
 oracles: env ## Compare the losses with TRL's and liger's, in an environment of their own
 	@$(BIN)/nox --session oracles
+
+TRL_SRC ?=
+trl-own-tests: env ## Run TRL's own GRPO tests with its trainer and with ours, and compare them (TRL_SRC=checkout of TRL; half an hour)
+	@TRL_SRC="$(abspath $(TRL_SRC))" $(BIN)/nox --session trl-own-tests -- --write docs/figures/trl_own_tests.json
 
 triton: env ## Test the Triton kernels on a CPU, in an environment of their own
 	@$(BIN)/nox --session "triton(newest)"

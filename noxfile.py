@@ -164,6 +164,15 @@ def trl(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests_substrates/faces/test_trl.py", "tests_substrates/trl", *session.posargs)
 
 
+@nox.session(name="trl-own-tests", default=False)
+def trl_own_tests(session: nox.Session) -> None:
+    """TRL's own GRPO tests with its trainer and with ours: those of the checkout that TRL_SRC names."""
+    if not Path(os.environ.get("TRL_SRC") or "/nowhere").is_dir():
+        session.error("TRL_SRC names no checkout: clone https://github.com/huggingface/trl at the tag of the installed version")
+    _install(session, "dev", "trl", needs=["jmespath", "pillow"])
+    session.run("python", "tests_substrates/trl_own/compare_trainers.py", *session.posargs)
+
+
 def _test_face(session: nox.Session, framework: str, *needs: str) -> None:
     _install(session, "dev", framework, needs=needs)
     tests = sorted(str(path) for path in Path("tests_substrates/faces").glob(f"test_{framework}*.py"))
