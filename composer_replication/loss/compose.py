@@ -221,10 +221,10 @@ def _read(
     """Read the rows of all channels, together where their prefixes can be shared."""
     rows = (batch["input_ids"], batch.get("attention_mask")) if "rlvr" not in idle or "hint" not in idle else None
     live = "hint" not in idle and any(part.is_live(model) for part in teacher.parts(model)) and why_no_tree(model) is None
-    lots = [] if rows is None or given is not None else [rows]
-    lots += [hinted_rows(batch)] if live else []
-    lots += pair_rows(batch) if "replay" not in idle else []
-    read = read_rows(model, lots) if lots else []
+    inputs = [] if rows is None or given is not None else [rows]
+    inputs += [hinted_rows(batch)] if live else []
+    inputs += pair_rows(batch) if "replay" not in idle else []
+    read = read_rows(model, inputs) if inputs else []
     student = given if rows is None or given is not None else read.pop(0)
     hinted = read.pop(0) if live else None
     return _Read(student, read, hinted)

@@ -36,7 +36,7 @@ def counted_through(model):
     ("change", "said"),
     [
         (plain_head, {"head": "its output head is a torch.nn.modules.container.Sequential, not a plain linear layer"}),
-        (counted_through, {"prefix": "its layers do not take the tree in place of a mask"}),
+        (counted_through, {"prefix": "it ignores position_ids"}),
     ],
 )
 @pytest.mark.parametrize("form", ["jsd", "entropy_opd"])

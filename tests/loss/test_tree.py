@@ -94,27 +94,27 @@ def test_attention_is_that_under_the_mask_of_the_tree() -> None:
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_several_lots_are_read_as_each_row_alone(checkpointed: bool) -> None:
+def test_several_batches_are_read_as_each_row_alone(checkpointed: bool) -> None:
     model = qwen3()
     alone = copy.deepcopy(model)
     if checkpointed:
         enable_checkpointing(model)
         update_mode(model)
-    lots = [padded(ROWS[:5]), padded(ROWS[5:])]
+    inputs = [padded(ROWS[:5]), padded(ROWS[5:])]
     calls: list[int] = []
     model.model.layers[0].mlp.register_forward_pre_hook(
         lambda _module, given: calls.append(given[0].shape[0] * given[0].shape[1])
     )
     assert why_no_tree(model) is None
     calls.clear()
-    read = read_rows(model, lots)
+    read = read_rows(model, inputs)
     assert calls == [len({tuple(row[: n + 1]) for row in ROWS for n in range(len(row))})], "every prefix once"
     total, expected = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    numbered = [(lot, row) for lot, (ids, _) in enumerate(lots) for row in range(len(ids))]
-    for (lot, row), tokens in zip(numbered, ROWS, strict=True):
+    numbered = [(part, row) for part, (ids, _) in enumerate(inputs) for row in range(len(ids))]
+    for (part, row), tokens in zip(numbered, ROWS, strict=True):
         hidden = alone(input_ids=torch.tensor([tokens])).logits[0, :-1]
         position = torch.arange(1, len(tokens))
-        found = read[lot].rows(torch.full_like(position, row), position).logits()
+        found = read[part].rows(torch.full_like(position, row), position).logits()
         torch.testing.assert_close(found, hidden, rtol=1e-9, atol=1e-12)
         total, expected = total + found.square().sum(), expected + hidden.square().sum()
     gradients = [torch.autograd.grad(value, list(one.parameters())) for value, one in ((total, model), (expected, alone))]
@@ -185,6 +185,14 @@ def alibi() -> Any:
     return FalconForCausalLM(FalconConfig(alibi=True, **SIZES))
 
 
+def with_sinks() -> Any:
+    """Its attention has an option that a tree's has not."""
+    model, sinks = qwen3(), {"s_aux": torch.ones(4)}
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(lambda _module, given, named: (given, named | sinks), with_kwargs=True)
+    return model
+
+
 def dropping() -> Any:
     return LlamaForCausalLM(LlamaConfig(attention_dropout=0.1, **SIZES)).train()
 
@@ -195,7 +203,8 @@ def dropping() -> Any:
         (window, "some of its layers attend to more or less"),
         (eager, "its attention is eager"),
         (deaf, "not take the tree"),
-        (unplaced, "not take the tree"),
+        (unplaced, "it ignores position_ids"),
+        (with_sinks, "attention over a tree has no s_aux"),
         (alibi, "not take the tree"),
         (dropping, "dropout draws other numbers for each row"),
     ],

@@ -26,14 +26,14 @@ _COMMON = ("return None", "raise ValueError", "raise KeyError")
 def trivial_bodies(function: Function) -> list[str]:
     """Return the trivial bodies that a function can have, each a line without its indentation."""
     filled = (_filled(body, function.parameters) for body in _BODIES)
-    return [body for body in filled if body is not None]
+    return [body for body in dict.fromkeys(filled) if body is not None]
 
 
 def bodies_by_heart(function: Function) -> list[str]:
     """Return the trivial bodies that depend on the arguments, and some others, for calls whose answers are not known by heart.
     The constants worth trying there are the function's own answers."""
     filled = (_filled(body, function.parameters) for body in (*_COMMON, *(body for body in _BODIES if _depends(body))))
-    return [body for body in filled if body is not None]
+    return [body for body in dict.fromkeys(filled) if body is not None]
 
 
 def _depends(body: str) -> bool:
@@ -41,11 +41,11 @@ def _depends(body: str) -> bool:
 
 
 def _filled(body: str, names: Sequence[str]) -> str | None:
-    """Return the body with the names of parameters; None where there is no such parameter, or it is the first one again."""
+    """Return the body with the names of parameters; None where there is no such parameter."""
     places = {"FIRST": names[:1], "SECOND": names[1:2], "LAST": names[-1:]}
     for place, name in places.items():
         if place in body:
-            if not name or (body == "return LAST" and len(names) <= 2) or (body == "return len(LAST)" and len(names) == 1):
+            if not name:
                 return None
             body = body.replace(place, name[0])
     return body

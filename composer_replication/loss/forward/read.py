@@ -14,46 +14,42 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from composer_replication.loss.forward.forward import Forward, forward, why_plain
 from composer_replication.loss.forward.modes import arguments_of, evaluating, in_lockstep, unwrapped
-from composer_replication.loss.forward.tree import PrefixTree, prefix_tree
-from composer_replication.loss.forward.tree_attention import as_mask, base_attention, let_take_trees, takes_trees, trees_read
-
-# What models raise that do something else with a mask than hand it to their layers.
-_ON_A_STRANGE_MASK = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
+from composer_replication.loss.forward.tree import prefix_tree
+from composer_replication.loss.forward.tree_attention import as_mask, can_read_trees, enable_trees, layers_that_read_trees
 
 Rows: TypeAlias = tuple[Tensor, Tensor | None]
 """Right-padded `input_ids` [B, T] and their attention mask; None where nothing is padding."""
 
 _PAYS = 0.95
-"""Tokens of a tree for each position of the padded rows above which these are read: their attention is one call."""
+"""Share of the padded positions above which the tokens of a tree are not worth it: the attention of padded rows is one call."""
 _PROOF = ((0, 1, 0), (0, 1, 1, 0), (1, 0))
 """Rows that a model reads both ways when it is first seen: two share a prefix, one is alone."""
+_PROOF_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
+"""What models raise that do something else with a mask than hand it to their layers."""
 
 
-def read_rows(model: nn.Module, lots: Sequence[Rows]) -> list[Forward]:
-    """Run `model` over lots of rows: in one pass over the tree of all their prefixes where it can and that spares something, else
-    each lot in a pass.
+def read_rows(model: nn.Module, inputs: Sequence[Rows]) -> list[Forward]:
+    """Run `model` over several batches of rows, in one pass over the tree of all their prefixes where it can and that saves
+    something, else each batch in a pass. Return a `Forward` for each batch.
 
-    Under DDP and FSDP2 ranks with the same lots make the same passes, whatever is in them.
+    Under DDP and FSDP2, ranks with the same number of batches make the same passes, whatever is in them.
     """
-    lengths = [_lengths(*rows) for rows in lots]
-    if why_no_tree(model) is not None or any(length is None for length in lengths) or not any(map(_any, lengths)):
-        return [forward(model, ids, mask) for ids, mask in lots]
-    sequences = [
-        row[:length]
-        for (ids, _), found in zip(lots, lengths, strict=True)
-        for row, length in zip(ids.cpu(), found or (), strict=True)
-    ]
-    tree = prefix_tree(sequences)
-    free = len(lots) == 1 or not in_lockstep(model)  # to choose: elsewhere the number of passes must not depend on what is read
-    if free and len(tree.ids) > _PAYS * sum(ids.numel() for ids, _ in lots):
-        return [forward(model, ids, mask) for ids, mask in lots]
-    read = _forward_tree(model, tree, lots[0][0].device)
+    lengths = [_lengths(*rows) for rows in inputs]
+    known = [some for some in lengths if some is not None]
+    if why_no_tree(model) is not None or len(known) < len(lengths) or not any(map(any, known)):
+        return [forward(model, ids, mask) for ids, mask in inputs]
+    tree = prefix_tree(
+        [row[:n] for (ids, _), some in zip(inputs, known, strict=True) for row, n in zip(ids.cpu(), some, strict=True)]
+    )
+    optional = len(inputs) == 1 or not in_lockstep(model)  # else the number of passes must not depend on the tokens
+    if optional and len(tree.ids) > _PAYS * sum(ids.numel() for ids, _ in inputs):
+        return [forward(model, ids, mask) for ids, mask in inputs]
+    read = _forward_tree(model, tree.ids, tree.positions, tree.segments, inputs[0][0].device)
     places = iter(tree.places)
-    return [Forward(read.output, read.head, _columns([next(places) for _ in ids], ids)) for ids, _ in lots]
+    return [Forward(read.output, read.head, _columns([next(places) for _ in ids], ids)) for ids, _ in inputs]
 
 
 def sequence_logprobs(
@@ -70,17 +66,16 @@ def sequence_logprobs(
     if wanted[:, :1].any():
         raise ValueError("response_mask selects position 0, which has no predecessor and therefore no log-prob")
     row, position = wanted.nonzero(as_tuple=True)
-    scores = (
-        read_rows(model, [(input_ids, attention_mask)])[0].rows(row, position).logprobs(input_ids[row, position], temperature)
-    )
+    (read,) = read_rows(model, [(input_ids, attention_mask)])
+    scores = read.rows(row, position).logprobs(input_ids[row, position], temperature)
     return scores.logprobs.new_zeros(input_ids.shape).index_put((row, position), scores.logprobs)
 
 
 def why_no_tree(model: nn.Module) -> str | None:
     """Return why rows that share a prefix are read whole, or None where `model` can share it in the mode it is in.
 
-    That it can is PROVED the first time a model is seen: every layer must have read a tree, and have given what it gives for the
-    rows one by one. Models that can get an attention function that takes trees and is otherwise the one they had.
+    That it can is PROVED the first time a model is seen: every layer must read the tree, positions must count, and the result
+    must be that of the rows one by one. From then on the model's `_attn_implementation` is a function that reads trees too.
     """
     inner = unwrapped(model)
     config = inner.config.get_text_config()
@@ -88,15 +83,15 @@ def why_no_tree(model: nn.Module) -> str | None:
         return "its rotary frequencies depend on the length of the whole sequence"
     if not caches_attention_only(config):
         return "some of its layers attend to more or less than all that stands before"
-    if base_attention(config) not in ALL_ATTENTION_FUNCTIONS:
-        return f"its attention is {base_attention(config)}, which is no function of transformers' that another can stand in for"
+    if not can_read_trees(config):
+        return f"its attention is {config._attn_implementation}: prefixes are shared with model.attention = sdpa"
     if draws_random_numbers(model):
         return "dropout draws other numbers for each row"
     known: dict[str, str | None] = inner.__dict__.setdefault("_composer_no_tree", {})
     if "why" not in known:
         known["why"] = _doubt(model, config)
-    if known["why"] is None and not takes_trees(config):
-        let_take_trees(config)
+    if known["why"] is None:
+        enable_trees(config)  # again where somebody has chosen an attention function since
     return known["why"]
 
 
@@ -131,29 +126,31 @@ def _doubt(model: nn.Module, config: Any) -> str | None:
         return "it takes no position_ids"
     device = next(model.parameters()).device
     rows = [torch.tensor(row) for row in _PROOF]
+    tree = prefix_tree(rows)
+    elsewhere = torch.arange(len(tree.positions))
     with evaluating(model):
         expected = [forward(model, row[None].to(device), None).output[0] for row in rows]
-        tree = prefix_tree(rows)
-        let_take_trees(config)
+        enable_trees(config)
         try:
-            with trees_read() as read:
-                found = _forward_tree(model, tree, device).output[0]
-        except _ON_A_STRANGE_MASK as error:
-            let_take_trees(config, wanted=False)
-            return f"it does not take the tree in place of a mask: {error}"
+            with layers_that_read_trees() as layers:
+                found = _forward_tree(model, tree.ids, tree.positions, tree.segments, device).output[0]
+            moved = _forward_tree(model, tree.ids, elsewhere, tree.segments, device).output[0]
+        except _PROOF_ERRORS as error:
+            enable_trees(config, enabled=False)
+            return f"its layers do not take the tree in place of a mask: {error}"
     tolerance = 2e-2 if found.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(device.type) else 1e-4
     pairs = [(found[place.to(device)], one) for place, one in zip(tree.places, expected, strict=True)]
     same = all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in pairs)
-    if same and len(set(read)) == len(DynamicCache(config=config).layers):
+    everywhere = len(set(layers) & set(model.modules())) == len(DynamicCache(config=config).layers)
+    if same and everywhere and not torch.equal(found, moved):
         return None
-    let_take_trees(config, wanted=False)
-    return "its layers do not take the tree in place of a mask"
+    enable_trees(config, enabled=False)
+    return "it ignores position_ids" if torch.equal(found, moved) else "its layers do not take the tree in place of a mask"
 
 
-def _forward_tree(model: nn.Module, tree: PrefixTree, device: torch.device) -> Forward:
-    """Run a forward pass over a tree: its output is [1, N, ...]."""
-    ids, positions = (values[None].to(device) for values in (tree.ids, tree.positions))
-    return forward(model, ids, as_mask(tree.segments), position_ids=positions)
+def _forward_tree(model: nn.Module, ids: Tensor, positions: Tensor, segments: Tensor, device: torch.device) -> Forward:
+    """Run a forward pass over the tokens of a tree: its output is [1, N, ...]."""
+    return forward(model, ids[None].to(device), as_mask(segments), position_ids=positions[None].to(device))
 
 
 def _lengths(ids: Tensor, mask: Tensor | None) -> list[int] | None:
@@ -166,12 +163,8 @@ def _lengths(ids: Tensor, mask: Tensor | None) -> list[int] | None:
     return [int(length) for length in real.sum(-1)]
 
 
-def _any(lengths: list[int] | None) -> bool:
-    return any(lengths or ())
-
-
 def _columns(places: Sequence[Tensor], ids: Tensor) -> Tensor:
-    """Return the places of the tokens of a lot, [B, T]: padding has one that is none."""
+    """Return the places [B, T] of a batch's tokens; padding has an index that no tensor has."""
     found = torch.full(ids.shape, torch.iinfo(torch.int64).max)
     for row, place in zip(found, places, strict=True):
         row[: len(place)] = place

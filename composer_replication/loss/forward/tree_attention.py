@@ -1,7 +1,7 @@
 """Attention over a tree of prefixes, as an attention function of transformers.
 
-A model keeps its own attention function for everything else. The segments of a tree take the place of the mask: transformers
-hands a mask of four dimensions to every layer as it is, and checkpointed layers get it again in the backward pass.
+Models whose attention is transformers' `sdpa` can have it in its place. The segments of a tree take the place of the mask:
+transformers hands a mask of four dimensions to every layer as it is, and checkpointed layers get it again in the backward pass.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-_NAME = "composer_tree_"
-_NOTED: list[list[nn.Module]] = []
-"""Lists that get every layer that reads a tree."""
+_BASE, _NAME = "sdpa", "composer_tree"
+_CHANGES = ("softcap", "s_aux", "position_bias", "sliding_window", "dropout")
+"""Options of attention functions that change what they compute, and are not implemented here."""
+_observers: list[list[nn.Module]] = []
 
 
 def as_mask(segments: Tensor) -> Tensor:
@@ -28,52 +29,45 @@ def as_mask(segments: Tensor) -> Tensor:
     return segments[None, None]
 
 
-def base_attention(config: Any) -> str | None:
-    """Return the name of the attention function that a model with this configuration uses for what is no tree."""
-    name: str | None = config._attn_implementation
-    return None if name is None else name.removeprefix(_NAME)
+def can_read_trees(config: Any) -> bool:
+    """Return whether the attention function of a model with this configuration is one that `enable_trees` can stand in for."""
+    return config._attn_implementation in (_BASE, _NAME)
 
 
-def takes_trees(config: Any) -> bool:
-    """Return whether a model with this configuration reads trees."""
-    return str(config._attn_implementation).startswith(_NAME)
-
-
-def let_take_trees(config: Any, *, wanted: bool = True) -> None:
-    """Let a model with this configuration read trees, or not any more. Its attention function must be one of transformers'
-    registered ones."""
-    base = base_attention(config)
-    assert base is not None
-    if wanted and _NAME + base not in ALL_ATTENTION_FUNCTIONS:
-        ALL_ATTENTION_FUNCTIONS.register(_NAME + base, _or_tree(ALL_ATTENTION_FUNCTIONS[base]))
-        ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME + base, ALL_MASK_ATTENTION_FUNCTIONS[base])
-    config._attn_implementation = _NAME + base if wanted else base
+def enable_trees(config: Any, *, enabled: bool = True) -> None:
+    """Make a model with this configuration read trees as well, or undo it. Everything else goes through transformers' `sdpa`, as
+    before."""
+    config._attn_implementation = _NAME if enabled else _BASE
 
 
 @contextmanager
-def trees_read() -> Iterator[list[nn.Module]]:
-    """Note the layers that read a tree inside."""
-    noted: list[nn.Module] = []
-    _NOTED.append(noted)
+def layers_that_read_trees() -> Iterator[list[nn.Module]]:
+    """Collect the attention layers that read a tree inside, in this or another thread."""
+    found: list[nn.Module] = []
+    _observers.append(found)
     try:
-        yield noted
+        yield found
     finally:
-        _NOTED.remove(noted)
+        _observers.remove(found)
 
 
-def _or_tree(otherwise: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensor, Any]]:
-    def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
-    ) -> tuple[Tensor, Any]:
-        if not isinstance(attention_mask, Tensor) or attention_mask.dtype != torch.int64 or attention_mask.dim() != 4:
-            return otherwise(module, query, key, value, attention_mask, **options)
-        for noted in _NOTED:
-            noted.append(module)
-        key, value = (repeat_kv(states, query.shape[1] // states.shape[1]) for states in (key, value))
-        found = tree_attention(query, key, value, attention_mask[0, 0], options.get("scaling"))
-        return found.transpose(1, 2).contiguous(), None
+def _sdpa_or_tree(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, Any]:
+    if not isinstance(attention_mask, Tensor) or attention_mask.dtype != torch.int64 or attention_mask.dim() != 4:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    changed = [name for name in _CHANGES if isinstance(given := options.get(name), Tensor) or given]
+    if changed:
+        raise ValueError(f"attention over a tree has no {', '.join(changed)}")
+    for found in _observers:
+        found.append(module)
+    key, value = (repeat_kv(states, query.shape[1] // states.shape[1]) for states in (key, value))
+    attended = tree_attention(query, key, value, attention_mask[0, 0], options.get("scaling"))
+    return attended.transpose(1, 2).contiguous(), None
 
-    return attend
+
+ALL_ATTENTION_FUNCTIONS.register(_NAME, _sdpa_or_tree)
+ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS[_BASE])
 
 
 def tree_attention(query: Tensor, key: Tensor, value: Tensor, segments: Tensor, scale: float | None) -> Tensor:

@@ -31,7 +31,6 @@ from composer_replication.loss.channels.dummy_inputs import with_dummy_inputs
 from composer_replication.loss.channels.hint import hint_channel
 from composer_replication.loss.channels.replay import pair_rows, replay_channel
 from composer_replication.loss.forward import Forward, in_lockstep, read_rows, update_mode
-from composer_replication.loss.forward.rows import PlainRows
 from composer_replication.loss.metrics import merge_metrics
 from composer_replication.loss.micro_batches import split
 from composer_replication.recipes.verl.columns import Row, hint_batch, rows_of
@@ -44,17 +43,6 @@ _DENOMINATOR = "composer_hint_denominator"
 """In the micro-batches of a training step: the whole batch's. Passes that only score have none, and no hint channel."""
 _PART = "composer"
 """Key of a micro-batch's metrics that holds those of our channels."""
-
-
-class _Packed(Forward):
-    """A forward pass over concatenated sequences without padding: logits [1, N, V]."""
-
-    def __init__(self, logits: Tensor, offsets: Tensor) -> None:
-        super().__init__(logits, None)
-        self._offsets = offsets
-
-    def rows(self, row: Tensor, position: Tensor) -> PlainRows:
-        return PlainRows(self.output[0, self._offsets[row] + position - 1])
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cuda", vendor="nvidia")
@@ -176,7 +164,8 @@ class ComposerEngine(FSDPEngineWithLMHead):
         else:
             return None, {}
         packed = tu.get_non_tensor_data(micro_batch, "use_remove_padding", True)
-        student = _Packed(logits, ids.offsets()) if packed else Forward(logits, None)
+        places = ids.offsets()[:-1, None] + torch.arange(int(ids.offsets().diff().max()), device=logits.device)
+        student = Forward(logits, None, places if packed else None)
         taid_t = None if self.taid is None else self.taid.t
         found = hint_channel(self.module, student, None, batch, self.self_teacher, self.loss.hint, taid_t)
         return found.value * self.get_data_parallel_size(), found.metrics if hinted else {}
