@@ -185,7 +185,7 @@ def unplaced_and_coarse() -> Any:
     model = unplaced().to(torch.bfloat16)
     with torch.no_grad():
         for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.mul_(0.02)
+            layer.self_attn.o_proj.weight.mul_(0.005)
     return model
 
 
