@@ -38,7 +38,7 @@ from composer_replication.config import RunConfig
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import forward, read_rows
 from composer_replication.loss.forward.tree import prefix_tree
-from composer_replication.loss.forward.tree_attention import as_mask, let_take_trees
+from composer_replication.loss.forward.tree_attention import as_mask, enable_trees
 from composer_replication.loss.micro_batches import passes
 from composer_replication.observe import RunDir
 from composer_replication.policy_gradient import sequence_weights
@@ -288,7 +288,7 @@ def counted() -> dict[str, Any]:
     shape = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
     with torch.device("meta"):
         model = Qwen2Model(Qwen2Config(vocab_size=_VOCABULARY, num_key_value_heads=2, **shape)).eval()
-    let_take_trees(model.config)
+    enable_trees(model.config)
     torch.manual_seed(0)
     found = {}
     prompt = _ids(4000)
