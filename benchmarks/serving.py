@@ -24,7 +24,7 @@ from composer_replication.tokens import byte_level_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "tools"))
 from served_policy import Policy
-from vllm_process import OPTIONS, WHOLE_PROMPTS, vllm
+from vllm_process import WHOLE_PROMPTS, vllm
 
 REPEATS = 3
 TOKENS = ROLLOUTS * TURNS * SAMPLED
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="composer-serving-") as name:
         work = Path(name)
         save_policy(model, tokenizer, work / "policy")
-        with vllm(given.vllm, work / "policy", work, *OPTIONS, *WHOLE_PROMPTS) as running:
+        with vllm(given.vllm, work / "policy", work, *WHOLE_PROMPTS) as running:
             policy = Policy(model, tokenizer)
             served = ServingEngine(
                 open_server("vllm", running.url),

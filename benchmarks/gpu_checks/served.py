@@ -21,7 +21,7 @@ from gpu_checks.found import Found, SkippedError
 from gpu_checks.sampling import PROMPTS, STOP, distance, like, two_turns
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "tools"))
-from vllm_process import OPTIONS, WHOLE_PROMPTS, vllm
+from vllm_process import WHOLE_PROMPTS, vllm
 
 INTERPRETER = "COMPOSER_TEST_VLLM"
 _ON = {
@@ -42,7 +42,7 @@ def check(device: torch.device, folder: Path) -> Found:
     batch = made.batch_for(model, size)
     learner = Learner(model, config)
     save_policy(model, tokenizer, folder / "policy")
-    with vllm(python, folder / "policy", folder, *OPTIONS, *_ON[device.type]) as running:
+    with vllm(python, folder / "policy", folder, *_ON[device.type]) as running:
         engine = ServingEngine(
             open_server("vllm", running.url),
             stop_ids=[STOP],

@@ -19,9 +19,9 @@ from composer_replication.config.loss import (
 from composer_replication.config.model import LoraConfig, ModelConfig
 from composer_replication.config.optimizer import OptimizerConfig
 from composer_replication.config.replay import BackendName, GateConfig, GateRule, NormalizeConfig
+from composer_replication.config.rollout import RolloutConfig
 from composer_replication.config.run import (
     EvalConfig,
-    RolloutConfig,
     RunConfig,
     SandboxConfig,
     TasksConfig,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -14,7 +14,8 @@ from composer_replication.config.env import EnvConfig
 from composer_replication.config.loss import LossConfig, RewardConfig
 from composer_replication.config.model import ModelConfig
 from composer_replication.config.optimizer import OptimizerConfig
-from composer_replication.config.section import Name, Positive, ReadBy, Section, Weight, flat, refuse
+from composer_replication.config.rollout import RolloutConfig
+from composer_replication.config.section import Name, Positive, Section, Weight, flat, refuse
 from composer_replication.config.substrate import SubstrateConfig
 from composer_replication.types.errors import ConfigError
 
@@ -68,75 +69,6 @@ class SandboxConfig(Section):
     """Limit each sandbox to this many processes and threads."""
     shell: bool = False
     """Let agents run shell commands and apply multi-file patches, besides reading, editing, testing and submitting."""
-
-
-_SERVED = ReadBy("engine", "vllm", "sglang")
-_Address: TypeAlias = Annotated[str, Field(pattern=r"^https?://[^@?#\s]+$")]
-
-
-class RolloutConfig(Section):
-    """How trajectories are collected."""
-
-    engine: Literal["transformers", "vllm", "sglang"] = "transformers"
-    """Sample with the trainer's own model in its own process (transformers), or with a server that receives the policy's weights
-    after each step. A server's log-probs differ from the trainer's, so it needs `loss.rlvr.importance`."""
-    server_url: Annotated[_Address | tuple[_Address, ...] | None, _SERVED] = None
-    """Reach the server at this address, `http://HOST:PORT`. On a mesh, list one address for each of `substrate.generators`. Put
-    the key, if the server wants one, in the environment variable COMPOSER_SERVER_KEY."""
-    server_weights: Annotated[Path | None, _SERVED] = None
-    """Pass the weights through this folder, which must have the same path here and on the server's machine. Defaults to a folder
-    of the run."""
-    server_store: Annotated[str | None, _SERVED] = None
-    """Send what has changed in the weights through this object store instead: a folder, `s3://`, `gs://` or `az://`. Run
-    `composer weights follow STORE --run NAME --into FOLDER` on the server's machine, which writes them there. Set it when the
-    machines share no folder, or when whole weights take long to write."""
-    groups: Positive = 8
-    """Roll out this many tasks per step."""
-    group_size: Annotated[int, Field(ge=2)] = 8
-    """Roll out each task this many times per step (its siblings). Larger groups give a less noisy baseline."""
-    temperature: Annotated[float, Field(gt=0.0)] = 1.0
-    """Sample at this temperature, in training and in evaluation."""
-    turn_tokens: Positive = 1024
-    """Sample at most this many tokens in one turn."""
-    trajectory_tokens: Positive = 8192
-    """Sample at most this many tokens in one trajectory."""
-    context_tokens: Positive = 16384
-    """End a trajectory at this many tokens, including prompt and replies; a smaller context window of the model takes
-    precedence."""
-    max_turns: Positive = 32
-    """End a trajectory after this many turns."""
-    cohorts: Positive = 2
-    """Split the batch into this many parts that take turns using the model, so that one samples while another's tests run. Only
-    for `engine = "transformers"`; with a server every rollout proceeds on its own."""
-    refills: Annotated[int, Field(ge=0)] = 0
-    """Replace groups whose siblings all got the same verdict with groups of other tasks, up to this many times per step (DAPO's
-    dynamic sampling). Replaced groups stay out of the policy gradient, but their hints still teach."""
-    stall_s: Annotated[float, Field(gt=0.0)] = 1800.0
-    """Treat a rollout as stuck, and stop the run, after this many seconds without any model call, tool or test finishing. On a
-    mesh the stalled actor is replaced instead, as is one that does not answer, load, send weights or step in this time."""
-    env_workers: Positive = 2
-    """Run tools, tests and grading on this many threads."""
-    max_requests: Annotated[Positive | None, _SERVED] = None
-    """Keep at most this many turns in flight on the server; of the waiting rollouts, the one with the fewest turns goes first. By
-    default every turn is sent as soon as it is ready."""
-    timeout_s: Annotated[float, Field(gt=0.0)] | None = None
-    """Limit the seconds a rollout spends in its tools, tests, grading and requests to a server; no limit by default. Waiting for
-    a free thread or under `max_requests`, and sampling in the trainer's own process, do not count. A rollout over the limit ends
-    without a verdict and enters no baseline; the others continue."""
-
-    @property
-    def server_urls(self) -> tuple[str, ...]:
-        """The servers' addresses; empty without a server."""
-        given = self.server_url
-        return () if given is None else (given,) if isinstance(given, str) else given
-
-    @model_validator(mode="after")
-    def _a_server_has_an_address(self) -> Self:
-        if self.engine != "transformers" and not self.server_urls:
-            refuse(f"server_url is missing with engine = {self.engine}", 'add server_url = "http://HOST:PORT"')
-        if self.server_weights is not None and self.server_store is not None:
-            refuse("server_weights and server_store are both given", "remove one: the weights take one way")
-        return self
 
 
 class EvalConfig(Section):
@@ -330,6 +262,8 @@ class RunConfig(Section):
     def _who_samples_has_a_server(self) -> Self:
         mesh = self.substrate.type in ("ray", "monarch")
         samplers, servers = self.substrate.generators if mesh else 1, len(self.rollout.server_urls)
+        if self.rollout.starts_server and not mesh:
+            return self
         if self.rollout.engine != "transformers" and samplers != servers:
             who = f"substrate.generators = {samplers}" if mesh else f"substrate.type = {self.substrate.type}"
             refuse(f"rollout.server_url: addresses given: {servers}; addresses that {who} needs: {samplers}", "give that many")

@@ -50,6 +50,11 @@ class TestCache:
         return self._runs.get_or_make(key, make)[0]
 
 
+def opening(task: Task) -> tuple[Message, ...]:
+    """Return what an agent is told first."""
+    return Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=task.spec.instruction)
+
+
 class CodingEnv:
     """An `Env` over one task. Its output is a deterministic function of the calls made.
 
@@ -108,10 +113,7 @@ class CodingEnv:
     def reset(self) -> tuple[Message, ...]:
         self.workspace = Workspace(self._task.repo, self._shown)
         self._done = False
-        return (
-            Message(role="system", content=SYSTEM_PROMPT),
-            Message(role="user", content=self._task.spec.instruction),
-        )
+        return opening(self._task)
 
     def fork(self) -> CodingEnv:
         """Return another env in the same state; the two share caches and nothing else."""

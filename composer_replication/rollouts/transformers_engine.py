@@ -19,6 +19,7 @@ from composer_replication.loss.forward import (
     forward,
     why_plain,
 )
+from composer_replication.loss.forward.models import window_of
 from composer_replication.rollouts.kv_cache import Session, merge_caches, split_cache
 from composer_replication.rollouts.protocol import Sample, SampleRequest
 from composer_replication.rollouts.sampling import draw, uniforms
@@ -85,7 +86,7 @@ class TransformersEngine:
 
     @property
     def context_window(self) -> int:
-        return int(getattr(self._config, "max_position_embeddings", None) or 1 << 30)
+        return window_of(self._model_config)
 
     def close(self, sessions: Sequence[str]) -> None:
         for name in sessions:
@@ -93,6 +94,13 @@ class TransformersEngine:
 
     def reset(self) -> None:
         """Forget every session. To be called after each change of the weights."""
+        self._sessions.clear()
+
+    def rest(self) -> None:
+        """Do nothing: sessions that are closed hold no memory."""
+
+    def end(self) -> None:
+        """Forget every session, for good."""
         self._sessions.clear()
 
     def sample(self, requests: Sequence[SampleRequest], *, temperature: float) -> list[Sample]:

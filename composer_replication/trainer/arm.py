@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from composer_replication.loss.forward.models import load_policy
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.checkpoints.restore import restore, trained_on
+from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.engines import PolicyEngine, ServedPolicy, open_engine
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter
 from composer_replication.trainer.learning.learner import Learner
+from composer_replication.trainer.own_server import LOG
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
+from composer_replication.trainer.planning.prompts import check_prompts, prompt_lengths
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.sampling.task_shards import TaskShard
 from composer_replication.trainer.signals import SignalMaker
@@ -54,7 +58,12 @@ class ArmTrainer:
     def create(
         cls, context: RunContext, config: RunConfig, arm: str, pair_logprobs: LogprobCache, shard: TaskShard | None = None
     ) -> ArmTrainer:
-        """Build an arm from the configured policy. `shard` is the part of the tasks that this replica trains on."""
+        """Build an arm from the configured policy. `shard` is the part of the tasks that this replica trains on.
+
+        Raises:
+            ConfigError: a task's prompt leaves no room for a turn (`check_prompts`).
+            ComposerError: as `load_policy`, `open_engine` and `signal_maker`.
+        """
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(config.model)
         made_of = context.fingerprint(config, model)
@@ -62,12 +71,24 @@ class ArmTrainer:
         learner.lead()
         renderer = ChatRenderer(tokenizer)
         served = ServedPolicy(learner.policy, tokenizer, lambda: learner.version, learner)
-        engine = open_engine(config, served, arm, context.run_dir.ckpt_path / arm / "serving")
-        meter = context.meter()
-        journal = context.journal(config, arm, meter)
-        signals = context.signal_maker(config, renderer, engine.context_window, learner)
-        collector = RolloutCollector(context, config, engine, renderer, journal, shard, signals.steps)
+        folder = context.run_dir.ckpt_path / arm / "serving"
+        if config.rollout.starts_server:
+            context.terminal.note(f"{arm}: starting a vLLM server, which writes to {folder / LOG}")
+        with ExitStack() as opened:
+            engine = open_engine(config, served, arm, folder)
+            opened.callback(engine.end)
+            if isinstance(context.source, CodingTasks):
+                check_prompts(prompt_lengths(context.source, renderer), config, engine.context_window)
+            meter = context.meter()
+            journal = context.journal(config, arm, meter)
+            signals = context.signal_maker(config, renderer, engine.context_window, learner)
+            collector = RolloutCollector(context, config, engine, renderer, journal, shard, signals.steps)
+            opened.pop_all()
         return cls(context, config, arm, learner, engine, renderer, meter, journal, collector, signals, made_of)
+
+    def close(self) -> None:
+        """End the engine, and with it a server that the arm has started."""
+        self.engine.end()
 
     async def begin(self, *, resumed: bool | None = None) -> list[Pair]:
         """Resume the arm, or evaluate its start, collect its pairs and save it. Return the pairs.

@@ -51,7 +51,7 @@ async def ask_teachers(
         TeacherError: no teacher answered, or too few families to agree; BudgetExceededError when the cap is the reason.
     """
     replay, teachers = config.loss.replay, [Teacher.of(t) for t in config.teachers]
-    known = _with_evidence(states, trajectories, config, renderer, reader)
+    known = states_with_evidence(states, trajectories, config, renderer, reader)
     with context.terminal.phase(f"{arm}: replay {len(states)} states through {len(teachers)} teachers"):
         found = await replay_gated(known, teachers, replay.max_total_usd, replay.gate, seed=config.seed, ledger=_ledger(context))
     asked = len(found.asked(known))
@@ -65,7 +65,7 @@ async def ask_teachers(
     return found.answers
 
 
-def _with_evidence(
+def states_with_evidence(
     states: Sequence[TraceState],
     trajectories: Sequence[Trajectory],
     config: RunConfig,

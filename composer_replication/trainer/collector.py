@@ -163,6 +163,10 @@ class RolloutCollector:
             return self.curriculum.choose(left, self.config.seed, step, count, refill=refill + 1)
         return random.Random(f"{self.config.seed}/{step}/{refill}").sample(left, count)
 
+    async def try_out(self, task: AnyTask, siblings: int) -> list[Group]:
+        """Return rollouts of a task, made as those of the first step are."""
+        return await self._roll_out([task], siblings, step=1, version=0, phase=f"{siblings} rollouts of {task.spec.task_id}")
+
     async def record_traces(self) -> list[Group]:
         """Roll out the starting policy on every training task, keep the trajectories for replay, and return their groups.
 

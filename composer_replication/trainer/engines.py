@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -17,7 +18,9 @@ from composer_replication.loss.forward.models import save_policy
 from composer_replication.rollouts.protocol import Engine
 from composer_replication.rollouts.serving import ServingEngine, SharedFolder, WeightTransfer, open_server
 from composer_replication.rollouts.serving.through_store import ThroughStore
+from composer_replication.rollouts.serving.vllm import VllmServer
 from composer_replication.rollouts.transformers_engine import TransformersEngine, stop_ids_of
+from composer_replication.trainer.own_server import start_server
 
 if TYPE_CHECKING:
     from composer_replication.trainer.learning.learner import Learner
@@ -30,6 +33,14 @@ class PolicyEngine(Engine, Protocol):
 
     def reset(self) -> None:
         """Forget every session. To be called after each change of the weights."""
+        ...
+
+    def rest(self) -> None:
+        """Leave the device to an update, until the next turn."""
+        ...
+
+    def end(self) -> None:
+        """Let go of everything, for good."""
         ...
 
 
@@ -73,25 +84,37 @@ def open_engine(config: RunConfig, policy: ServedPolicy, arm: str, folder: Path,
     """Return the engine that a run file names.
 
     Args:
-        folder: for the policy's weights on their way to a server, unless the run file names another place.
+        folder: for the policy's weights on their way to a server, unless the run file names another place, and for the log of a
+            server that is started.
         generator: the number of the mesh's generator that asks; each has a server.
 
     Raises:
         ModelError: the policy cannot be sampled from, or the server lacks something (`ServingEngine.check`).
         ConfigError, ObjectStoreError: the store that weights go through cannot be opened, or has another run's.
+        MissingExtraError: as `start_server`.
     """
     rollout, tokenizer = config.rollout, policy.tokenizer
     if rollout.engine == "transformers":
         return TransformersEngine(policy.model, tokenizer)
-    engine = ServingEngine(
-        open_server(rollout.engine, rollout.server_urls[generator], timeout_s=rollout.stall_s),
-        stop_ids=sorted(stop_ids_of(policy.model.generation_config, tokenizer)),
-        probe_ids=_probe_ids(tokenizer),
-        policy=policy,
-        transfer=_transfer(config, arm, folder, generator),
-    )
-    engine.check()
-    return engine
+    with ExitStack() as opened:
+        started = None
+        if rollout.starts_server:
+            started = start_server(config, policy.model.config, folder)
+            opened.callback(started.close)
+        url = rollout.server_urls[generator] if started is None else started.url
+        server = open_server(rollout.engine, url, timeout_s=rollout.stall_s)
+        engine = ServingEngine(
+            server,
+            stop_ids=sorted(stop_ids_of(policy.model.generation_config, tokenizer)),
+            probe_ids=_probe_ids(tokenizer),
+            policy=policy,
+            transfer=_transfer(config, arm, folder, generator),
+            sleeper=server if started is not None and started.sleeps and isinstance(server, VllmServer) else None,
+            end_server=None if started is None else started.close,
+        )
+        engine.check()
+        opened.pop_all()
+        return engine
 
 
 def _transfer(config: RunConfig, arm: str, folder: Path, generator: int) -> WeightTransfer:

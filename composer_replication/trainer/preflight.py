@@ -23,6 +23,7 @@ from composer_replication.tasks.strength import load_strong_tasks
 from composer_replication.tasks.wording import worded
 from composer_replication.teachers import Teacher, check_teachers
 from composer_replication.teachers.gating import split_teachers
+from composer_replication.trainer.own_server import check_server
 from composer_replication.trainer.pairs.pairs_file import file_digest, read_file
 from composer_replication.types.errors import ConfigError
 
@@ -49,6 +50,7 @@ def check_run(config: RunConfig) -> Checked:
         TaskError: a folder holds no tasks or only forgeable ones, one of them is damaged or cannot be worded as
             `tasks.instruction` asks, or the interpreter they were built with is gone.
         SandboxError: the machine of a remote sandbox cannot be reached.
+        MissingExtraError: a server is to be started, and there is no vLLM.
     """
     folders = [config.tasks.folder] + ([] if config.tasks.held_out is None else [config.tasks.held_out])
     forgeable = config.tasks.forgeable
@@ -95,6 +97,8 @@ def _check_arms(config: RunConfig, tasks: int, where: str) -> None:
                 f"arm {arm}: rollout.groups is {variant.rollout.groups}, but {where} has {tasks} tasks",
                 fix="lower rollout.groups or " + ("build more tasks" if where == "tasks.train" else "give it more tasks"),
             )
+        if variant.rollout.starts_server:
+            check_server(variant)
         if variant.loss.replay.weight > 0 and variant.teachers:
             _check_teachers(arm, variant)
         if variant.loss.replay.weight > 0 and variant.loss.replay.pairs is not None:

@@ -87,7 +87,8 @@ async def _train_here(
 ) -> SummaryRow:
     with closing(LogprobCache(context.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
         trainer = ArmTrainer.create(context, config, arm, pair_logprobs)
-        row = await train_arm(trainer, shown, callbacks)
+        with closing(trainer):
+            row = await train_arm(trainer, shown, callbacks)
     trainer.learner.dismiss()  # after an error the launcher ends them: they may wait in the middle of a step
     return row
 

@@ -120,6 +120,7 @@ OF_OTHER_FORMS = [
     ("entropy_opd", "entropy_k = 3"),
     ("jsd", "entropy_alpha = 0.5"),
 ]
+SERVED = ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis", "--rollout.server_url", "http://127.0.0.1:8000"]
 UNREAD = [
     *(("loss.hint", f"form = '{form}'\n{line}", line.partition(" ")[0]) for form, line in OF_OTHER_FORMS),
     ("loss.hint", "self_teacher = 'frozen'\nrate = 0.5", "rate"),
@@ -131,6 +132,9 @@ UNREAD = [
     ("rollout", "server_url = 'http://127.0.0.1:8000'", "server_url"),
     ("rollout", "server_weights = 'weights'", "server_weights"),
     ("rollout", "server_store = 's3://bucket'", "server_store"),
+    ("rollout", "server_python = 'python3'", "server_python"),
+    ("rollout", "server_gpus = [1]", "server_gpus"),
+    ("rollout", "server_options = ['--enforce-eager']", "server_options"),
     ("curriculum", "levels = 3", "levels"),
     ("curriculum", "enabled = false\npromote_at = 0.5", "promote_at"),
     ("curriculum", "floor = 0.1", "floor"),
@@ -179,9 +183,24 @@ def test_a_field_that_its_section_reads_is_not_refused(run_file: Path) -> None:
             "lower reward.overlong_tokens",
         ),
         (
-            ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis"],
-            "rollout.server_url is missing with engine = vllm",
+            ["--rollout.engine", "sglang", "--loss.rlvr.importance", "tis"],
+            "rollout.server_url is missing with engine = sglang",
             "add server_url",
+        ),
+        (
+            ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis", "--rollout.server_store", "s3://bucket"],
+            "rollout.server_store is not read without server_url",
+            "remove server_store",
+        ),
+        (
+            [*SERVED, "--rollout.server_gpus", "[1]"],
+            "rollout.server_gpus is not read with server_url",
+            "remove server_gpus",
+        ),
+        (
+            ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis", "--substrate.type", "ray"],
+            "rollout.server_url: addresses given: 0; addresses that substrate.generators = 2 needs: 2",
+            "give that many",
         ),
         (
             ["--rollout.engine", "sglang", "--rollout.server_url", "http://127.0.0.1:30000"],
@@ -331,14 +350,23 @@ def test_everything_that_samples_has_a_server_of_its_own(run_file: Path) -> None
             load_config(run_file, [*words, *wrong])
 
 
+def test_vllm_without_an_address_is_started_by_the_run(run_file: Path) -> None:
+    words = ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis"]
+    rollout = load_config(run_file, [*words, "--rollout.server_python", "env/bin/python", "--rollout.server_gpus", "[1]"]).rollout
+    assert rollout.starts_server
+    assert rollout.server_python == run_file.parent.resolve() / "env/bin/python"
+    assert rollout.server_gpus == (1,)
+    assert not load_config(run_file, SERVED).rollout.starts_server
+    assert not load_config(run_file).rollout.starts_server
+
+
 def test_the_folder_for_a_servers_weights_is_relative_to_the_run_file(run_file: Path) -> None:
-    words = ["--rollout.engine", "vllm", "--rollout.server_url", "http://127.0.0.1:8000", "--loss.rlvr.importance", "tis"]
-    config = load_config(run_file, [*words, "--rollout.server_weights", "shared"])
+    config = load_config(run_file, [*SERVED, "--rollout.server_weights", "shared"])
     assert config.rollout.server_weights == run_file.parent.resolve() / "shared"
-    assert load_config(run_file, words).rollout.server_weights is None
-    assert load_config(run_file, [*words, "--rollout.server_store", "store"]).rollout.server_store == str(
+    assert load_config(run_file, SERVED).rollout.server_weights is None
+    assert load_config(run_file, [*SERVED, "--rollout.server_store", "store"]).rollout.server_store == str(
         run_file.parent / "store"
     )
-    assert load_config(run_file, [*words, "--rollout.server_store", "s3://b/c"]).rollout.server_store == "s3://b/c"
+    assert load_config(run_file, [*SERVED, "--rollout.server_store", "s3://b/c"]).rollout.server_store == "s3://b/c"
     with pytest.raises(ConfigError, match="both given"):
-        load_config(run_file, [*words, "--rollout.server_store", "store", "--rollout.server_weights", "shared"])
+        load_config(run_file, [*SERVED, "--rollout.server_store", "store", "--rollout.server_weights", "shared"])

@@ -31,6 +31,7 @@ from wire_servers import Backend, WireServer
 TOKENIZER = tiny_tokenizer()
 PROMPT = tuple(TOKENIZER.encode("def total(prices):\n    return "))
 STOP = (TOKENIZER.eos_token_id,)
+LORA = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
 TOLERANCE = 2e-6
 """Between batched and single forward passes in float32."""
 
@@ -48,11 +49,12 @@ def kind(request):
 
 
 @contextlib.contextmanager
-def serving(kind, *faults, served=None, policy=None, transfer=None, key="", attempts=3):
+def serving(kind, *faults, served=None, policy=None, transfer=None, key="", attempts=3, sleeps=False):
     """A server, and an engine at it that the caller has not checked."""
     with WireServer(kind, Backend(served or model(), TOKENIZER, faults, key=key)) as server:
         at = open_server(kind, server.url, attempts=attempts)
-        engine = ServingEngine(at, stop_ids=STOP, probe_ids=PROMPT, policy=policy, transfer=transfer)
+        sleeper = at if sleeps else None
+        engine = ServingEngine(at, stop_ids=STOP, probe_ids=PROMPT, policy=policy, transfer=transfer, sleeper=sleeper)
         try:
             yield engine, server.backend
         finally:
@@ -237,8 +239,7 @@ def test_a_reload_and_nothing_else_changes_the_weights(kind, tmp_path):
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_adapters_are_swapped_by_name(kind, tmp_path):
     base = model()
-    options = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    policy = policy_of(peft.get_peft_model(copy.deepcopy(base), options), is_adapter=True)
+    policy = policy_of(peft.get_peft_model(copy.deepcopy(base), LORA), is_adapter=True)
     with serving(kind, served=base, policy=policy, transfer=SharedFolder(tmp_path / "w")) as (engine, backend):
         first = engine.sample(ask("a"), temperature=0.0)[0]
         assert unlike(policy.logprobs(PROMPT, first.ids), first.logprobs) < TOLERANCE
@@ -316,6 +317,35 @@ def test_a_disk_that_cannot_be_written(kind, tmp_path):
         pytest.raises(StorageError, match="server"),
     ):
         engine.sample(ask("a"), temperature=1.0)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_server_that_shares_the_gpu_sleeps_and_has_the_weights_again_afterwards(tmp_path, adapter):
+    """At level 2 it drops its weights, which are loaded anyway; under adapters it keeps those of the base (level 1)."""
+    base = model()
+    learning = policy_of(peft.get_peft_model(model(), LORA) if adapter else model(), is_adapter=adapter)
+    transfer = SharedFolder(tmp_path / "weights")
+    with serving("vllm", served=base, policy=learning, transfer=transfer, sleeps=True) as (engine, backend):
+        (first,) = engine.sample(ask("a"), temperature=0.0)
+        engine.rest()
+        engine.rest()
+        assert backend.asleep
+        slept = [path for path, _ in backend.asked if path.startswith("/sleep")]
+        assert slept == [f"/sleep?level={1 if adapter else 2}&mode=wait"], "once"
+        (again,) = engine.sample(ask("b"), temperature=0.0)
+        assert not backend.asleep
+        assert again.ids == first.ids
+        assert again.logprobs == pytest.approx(first.logprobs, abs=TOLERANCE)
+
+
+def test_a_server_that_somebody_else_started_does_not_sleep(kind, tmp_path):
+    transfer = SharedFolder(tmp_path / "weights")
+    with serving(kind, policy=policy_of(model()), transfer=transfer) as (engine, backend):
+        engine.sample(ask("a"), temperature=0.0)
+        asked = len(backend.asked)
+        engine.rest()
+        assert len(backend.asked) == asked
 
 
 @pytest.mark.slow
@@ -406,8 +436,7 @@ def test_weights_reach_a_server_through_a_store(kind, tmp_path, adapter):
     """The server is given a folder that a follower has written, for full weights and for adapters."""
     base, moved = model(0), model(1)
     if adapter:
-        options = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-        base, moved = (peft.get_peft_model(model(0), options) for _ in range(2))
+        base, moved = (peft.get_peft_model(model(0), LORA) for _ in range(2))
     policy, store = policy_of(base, is_adapter=adapter), open_store(tmp_path / "store")
     written = []
     follower = threading.Thread(target=lambda: written.extend(follow(store, tmp_path / "there", run="run", versions=2)))

@@ -1,26 +1,25 @@
-"""vLLM on a CPU, by an interpreter that has it. It ends with the process that started it, killed or not."""
+"""vLLM on a CPU, by an interpreter that has it, started as a run starts it."""
 
 from __future__ import annotations
 
 import contextlib
-import socket
-import time
-import urllib.error
+import json
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_replication.recipes.program import RunningProgram
+from composer_replication.rollouts.program import RunningProgram
+from composer_replication.rollouts.serving import StartedVllm, VllmOptions
 
 START_S = 600.0
 """The most that a start may take: a guard against one that never ends."""
-PATIENCE_S = 5.0
-"""Between being asked to end and being killed."""
-LOADING = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
 WHOLE_PROMPTS = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "32768")
 """vLLM 0.32 dies on a CPU when the prompt of a request with a seed is read in parts."""
-OPTIONS = ("--logprobs-mode", "processed_logprobs", "--enable-lora", "--max-lora-rank", "8")
+LACKING = {"VLLM_SERVER_DEV_MODE": "0", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "False"}
+"""Without the endpoints that a run needs."""
+RAW = ("--logprobs-mode", "raw_logprobs")
+"""With log-probs that do not depend on the temperature."""
 
 
 @dataclass(frozen=True)
@@ -35,36 +34,38 @@ class Vllm:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{"))
 
 
-@contextlib.contextmanager
-def vllm(
-    python: str, folder: Path, home: Path, *options: str, environment: Mapping[str, str] = LOADING, threads: int = 1
-) -> Iterator[Vllm]:
-    """Serve a folder as `policy` while the body runs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def small(home: Path, threads: int = 1) -> dict[str, str]:
+    """Variables for a server of a tiny model on a CPU that others use too."""
     home.mkdir(parents=True, exist_ok=True)
-    settings = {
+    return {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(home),
         "OMP_NUM_THREADS": str(threads),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
     }
-    # its console script looks for a distribution of another name
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", "policy"]
-    command += ["--enforce-eager", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port), *options]
-    log = home / f"{port}.log"
-    with RunningProgram(command, log=log, environment={**settings, **environment}, patience_s=PATIENCE_S) as program:
-        _wait(f"http://127.0.0.1:{port}/health", program, log)
-        yield Vllm(f"http://127.0.0.1:{port}", program)
 
 
-def _wait(url: str, program: RunningProgram, log: Path) -> None:
-    until = time.monotonic() + START_S
-    while time.monotonic() < until and program.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url, timeout=5):
-            return
-        time.sleep(0.5)
-    raise RuntimeError(f"{url} does not answer:\n{log.read_text()[-3000:]}")
+@contextlib.contextmanager
+def vllm(
+    python: str,
+    folder: Path,
+    home: Path,
+    *more: str,
+    lora_rank: int = 8,
+    environment: Mapping[str, str] | None = None,
+    threads: int = 1,
+) -> Iterator[Vllm]:
+    """Serve a folder as `policy` while the body runs."""
+    options = VllmOptions(
+        model=str(folder),
+        dtype="float32",
+        window=json.loads((folder / "config.json").read_text())["max_position_embeddings"],
+        python=Path(python),
+        lora_rank=lora_rank,
+        more=("--enforce-eager", *more),
+    )
+    variables = small(home, threads) | dict(environment or {})
+    started = StartedVllm(options, home / "vllm.log", timeout_s=START_S, environment=variables)
+    with contextlib.closing(started):
+        yield Vllm(started.url, started.program)

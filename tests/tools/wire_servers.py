@@ -47,10 +47,21 @@ class Backend:
         self.gate.set()
         self.lock, self.count = threading.Lock(), threading.Lock()
         self.refused = 0
+        self.asleep = False
+
+    def sleep(self, query: dict[str, list[str]]) -> None:
+        """Drop the weights at level 2, and sample nothing before the server has been woken."""
+        assert query["mode"] == ["wait"]
+        self.asleep = True
+        if query["level"] == ["2"]:
+            with torch.no_grad():
+                for weight in self.base.parameters():
+                    weight.zero_()
 
     def load(self, folder: str) -> None:
         if "keeps" in self.faults:
             return
+        assert not self.asleep
         if not Path(folder, "model.safetensors").is_file():
             raise ValueError(f"no weights in {folder}")
         with self.lock, _LOADING:
@@ -66,6 +77,7 @@ class Backend:
 
     def sample(self, ids: list[int], limit: int, body: dict[str, Any], adapter: str | None, top: int) -> dict[str, Any]:
         """`body` holds temperature, seed and stop_token_ids."""
+        assert not self.asleep
         self.gate.wait()
         with self.lock, torch.no_grad():
             model = self.base if adapter is None else self.adapters[adapter]
@@ -162,6 +174,14 @@ class VllmHandler(_Handler):
         match path:
             case "/version":
                 return 200, {"version": "0.32.0"}
+            case "/health":
+                return 200, ""
+            case "/sleep" if loading:
+                backend.sleep(parse_qs(urlsplit(self.path).query))
+                return 200, {"status": "sleeping"}
+            case "/wake_up" if loading:
+                backend.asleep = False
+                return 200, {"status": "awake"}
             case "/v1/models":
                 window = backend.base.config.max_position_embeddings
                 cards = [{"id": "policy", "root": "policy", "parent": None, "max_model_len": window, "owned_by": "vllm"}]
@@ -297,11 +317,11 @@ class SglangHandler(_Handler):
 class WireServer:
     """A server in a thread of this process, while the body runs."""
 
-    def __init__(self, kind: str, backend: Backend) -> None:
+    def __init__(self, kind: str, backend: Backend, *, port: int = 0) -> None:
         handler = {"vllm": VllmHandler, "sglang": SglangHandler}[kind]
         self.backend = backend
         bound = type(handler.__name__, (handler,), {"backend": backend})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), bound)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), bound)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 

@@ -17,7 +17,7 @@ import pytest
 import tomli_w
 from in_process import composer_here
 from teacher_server import Reply, TeacherServer
-from world import COMPOSER, World, composer
+from world import COMPOSER, World, composer, name_teachers
 
 from composer_replication.observe import RunDir
 
@@ -178,6 +178,9 @@ def test_a_dry_run_says_what_the_run_will_do(run_file: Path) -> None:
     assert "tasks: 4 to train on; held out: " in output
     assert re.search(r"memory of arm main on cpu +GiB", output)
     assert re.search(r"at most during an update +\d\.\d\d", output)
+    assert re.search(r"rollouts, evaluations and traces included +2 +6 +36 ", output)
+    assert re.search(r"GiB on disk, all arms +0.00 of [\d,.]+ free", output)
+    assert not (run_file.parent / "runs").exists()
     why = "the run names neither teachers nor loss.replay.pairs"
     assert f"arm main: rlvr dapo, hint on, replay off ({why}); 24 training rollouts, 0 traces" in output
     accepted("train", str(run_file), "--steps", "1", cwd=run_file.parent)
@@ -187,7 +190,25 @@ def test_a_dry_run_says_what_the_run_will_do(run_file: Path) -> None:
 def test_a_dry_run_under_a_launcher_waits_for_no_other_process(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     output = accepted("train", str(run_file), "--dry-run", cwd=run_file.parent)
-    assert "memory is planned for substrate.type = local alone, and by a process alone" in output
+    assert "memory and time are planned for substrate.type = local alone, and by a process alone" in output
+
+
+@pytest.mark.parametrize("words", [pytest.param(["--dry-run"], id="dry run"), pytest.param([], id="run", marks=pytest.mark.slow)])
+def test_a_prompt_that_leaves_no_room_for_a_turn(run_file: Path, words: list[str]) -> None:
+    told = refused("train", str(run_file), *words, "--rollout.context_tokens", "40", cwd=run_file.parent, code=2)
+    assert "the prompts of 6 of 6 tasks leave no room for a turn in 40 tokens: harbour-" in told
+    assert "raise rollout.context_tokens" in told
+
+
+@pytest.mark.slow
+def test_a_dry_run_says_what_teachers_would_cost(run_file: Path) -> None:
+    """It asks none: nobody is at their address. What the cap does not cover is refused."""
+    dear = {"usd_per_million_output": 50.0}
+    name_teachers(run_file, "http://127.0.0.1:9", **dear, max_total_usd=100.0)
+    told = accepted("train", str(run_file), "--dry-run", cwd=run_file.parent)
+    assert re.search(r"US dollars for teachers +\d+\.\d+ \(\d+\.\d+ to \d+\.\d+\)", told)
+    name_teachers(run_file, "http://127.0.0.1:9", **dear, max_total_usd=0.0001)
+    assert "is left under the cap" in refused("train", str(run_file), "--dry-run", cwd=run_file.parent, code=6)
 
 
 def test_a_dry_run_of_a_resume_says_what_the_resume_would(run_file: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
 import tomli_w
 from world import World, composer, finish
@@ -90,6 +91,45 @@ def test_weights_that_go_through_a_store_train_as_those_in_a_folder_do(world: Wo
     versions = [line for line in said.splitlines() if line.startswith("version")]
     assert len(versions) == 5, said
     assert "1 shards whole and 0 patched" in versions[0]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_run_that_starts_its_server_trains_as_over_one_that_was_started(
+    world: World, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two arms has a server, which is gone when the arm is done."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "tools" / "wire_vllm"))
+    policy, tokenizer = load_policy(ModelConfig(path=str(world.policy), device="cpu"))
+    words = ("--arms.one.steps", "2", "--arms.two.steps", "2")
+    with WireServer("vllm", Backend(policy, tokenizer)) as server:
+        finish("train", served(run_file, "vllm", server.url), "--name", "over", *words, cwd=run_file.parent)
+    data = tomllib.loads(run_file.read_text())
+    del data["rollout"]["server_url"]
+    run_file.write_text(tomli_w.dumps(data))
+    said = finish("train", str(run_file), "--name", "own", *words, cwd=run_file.parent)
+    over, own = (RunDir(run_file.parent / "runs" / name) for name in ("over", "own"))
+    metrics = [[(m.arm, m.step, deterministic(m.values)) for m in run.read_metrics()] for run in (over, own)]
+    assert metrics[0] == metrics[1]
+    assert said.count("starting a vLLM server") == 2
+    for arm in ("one", "two"):
+        log = own.ckpt_path / arm / "serving" / "vllm.log"
+        assert log.read_text().count("started with") == 1
+    assert not [one for one in psutil.process_iter(["cmdline"]) if str(world.policy) in (one.info["cmdline"] or [])]
+
+
+@pytest.mark.slow
+def test_a_run_whose_server_cannot_be_started(run_file: Path) -> None:
+    data = tomllib.loads(run_file.read_text())
+    data["rollout"] |= {"engine": "vllm"}
+    data["loss"] = {"rlvr": {"importance": "tis"}}
+    run_file.write_text(tomli_w.dumps(data))
+    for words in ((), ("--dry-run",)):
+        process = composer("train", str(run_file), *words, cwd=run_file.parent)
+        said, _ = process.communicate()
+        assert process.returncode == 2, said
+        assert "has no vLLM" in said
+        assert "rollout.server_python" in said
 
 
 @pytest.mark.slow

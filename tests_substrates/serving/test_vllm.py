@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "trainer"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 from living import children, gone_all
 from served_policy import Policy, ask, unlike
-from vllm_process import OPTIONS, Vllm, vllm
+from vllm_process import LACKING, RAW, WHOLE_PROMPTS, Vllm, small, vllm
 from world import finish
 
 PYTHON = os.environ["COMPOSER_TEST_VLLM"]
@@ -58,7 +58,7 @@ def server(tmp_path_factory) -> Iterator[Vllm]:
     torch.set_num_threads(1)
     home = tmp_path_factory.mktemp("vllm")
     save_policy(untied(7), TOKENIZER, home / "policy")
-    with vllm(PYTHON, home / "policy", home, *OPTIONS) as running:
+    with vllm(PYTHON, home / "policy", home) as running:
         yield running
 
 
@@ -219,7 +219,7 @@ device = "cpu"
 train = "tasks"
 [rollout]
 engine = "vllm"
-server_url = {json.dumps(urls)}
+{f"server_url = {json.dumps(urls)}" if urls else ""}
 groups = 2
 group_size = 3
 turn_tokens = 48
@@ -252,10 +252,18 @@ def test_a_run_trains_on_what_it_samples(server, run_folder):
     train_on_servers(run_folder, "served", [server.url])
 
 
+def test_a_run_starts_its_server(run_folder, tmp_path, monkeypatch):
+    for name, value in small(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    own = {"rollout.server_python": PYTHON, "rollout.server_options": json.dumps(["--enforce-eager", *WHOLE_PROMPTS])}
+    run = train_on_servers(run_folder, "own", [], *(word for name, value in own.items() for word in (f"--{name}", value)))
+    assert "Application shutdown" in (run.ckpt_path / "main" / "serving" / "vllm.log").read_text()
+
+
 def test_a_mesh_on_ray_has_a_server_for_each_generator(server, run_folder, tmp_path):
     """Two servers, two generators: both sample, both get each version of the weights."""
     words = ["--substrate.type", "ray", "--substrate.generators", "2", "--substrate.max_staleness", "0"]
-    with vllm(PYTHON, run_folder / "policy", tmp_path, *OPTIONS) as second:
+    with vllm(PYTHON, run_folder / "policy", tmp_path) as second:
         before = server.metric("vllm:generation_tokens_total")
         train_on_servers(run_folder, "mesh", [server.url, second.url], *words)
         sampled = [server.metric("vllm:generation_tokens_total") - before, second.metric("vllm:generation_tokens_total")]
@@ -264,7 +272,7 @@ def test_a_mesh_on_ray_has_a_server_for_each_generator(server, run_folder, tmp_p
 
 def test_a_server_that_is_not_started_as_it_must_be(tmp_path):
     save_policy(untied(0), TOKENIZER, tmp_path / "policy")
-    with vllm(PYTHON, tmp_path / "policy", tmp_path, environment={}) as running:
+    with vllm(PYTHON, tmp_path / "policy", tmp_path, *RAW, lora_rank=0, environment=LACKING) as running:
         at = open_server("vllm", running.url)
         plain = ServingEngine(at, stop_ids=STOP, probe_ids=PROMPT)
         with pytest.raises(ModelError, match="do not depend on the temperature") as raised:
@@ -305,7 +313,7 @@ def test_a_server_ends_with_a_killed_parent(tmp_path):
 
 def test_a_tied_head_is_found_out_and_a_killed_server_is_an_error(tmp_path):
     save_policy(tiny_model(TOKENIZER, 0), TOKENIZER, tmp_path / "policy")
-    with vllm(PYTHON, tmp_path / "policy", tmp_path, *OPTIONS) as running:
+    with vllm(PYTHON, tmp_path / "policy", tmp_path) as running:
         tied = Policy(tiny_model(TOKENIZER, 0), TOKENIZER)
         at = open_server("vllm", running.url, attempts=2)
         engine = ServingEngine(at, stop_ids=STOP, probe_ids=PROMPT, policy=tied, transfer=SharedFolder(tmp_path / "w"))

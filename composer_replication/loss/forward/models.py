@@ -130,6 +130,11 @@ def _prepared(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
     return model
 
 
+def window_of(config: PreTrainedConfig) -> int:
+    """Return the most positions that a model reads; 2**30 where its configuration names no limit."""
+    return int(getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or 1 << 30)
+
+
 def blocks_of(like: PreTrainedConfig) -> int:
     """Return the number of blocks of an architecture."""
     return int(like.get_text_config().num_hidden_layers)

@@ -56,8 +56,12 @@ async def _train_arm(
         groups = config.rollout.groups // world_size
         own = own.model_copy(update={"rollout": config.rollout.model_copy(update={"groups": groups})})
     outer = DiLoCoCallback(store, rank, world_size)
-    with closing(outer), closing(LogprobCache(context.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
-        row = await train_arm(ArmTrainer.create(context, own, arm, pair_logprobs, shard), shown, [outer])
+    with (
+        closing(outer),
+        closing(LogprobCache(context.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs,
+        closing(ArmTrainer.create(context, own, arm, pair_logprobs, shard)) as trainer,
+    ):
+        row = await train_arm(trainer, shown, [outer])
     if rank == 0:
         last = latest_checkpoint(context.run_dir.ckpt_path / arm)
         assert last is not None  # of the last step

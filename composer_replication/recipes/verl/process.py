@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from composer_replication.recipes.program import RunningProgram
 from composer_replication.recipes.verl.plan import ArmPlan
+from composer_replication.rollouts.program import RunningProgram
 from composer_replication.types.errors import BackendError
 
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b(\(.*\))?:")

@@ -2,6 +2,16 @@
 
 from composer_replication.rollouts.serving.engine import ServingEngine, open_server
 from composer_replication.rollouts.serving.http import KEY_VARIABLE
+from composer_replication.rollouts.serving.started import StartedVllm, VllmOptions, require_vllm
 from composer_replication.rollouts.serving.weights import SharedFolder, WeightTransfer
 
-__all__ = ["KEY_VARIABLE", "ServingEngine", "SharedFolder", "WeightTransfer", "open_server"]
+__all__ = [
+    "KEY_VARIABLE",
+    "ServingEngine",
+    "SharedFolder",
+    "StartedVllm",
+    "VllmOptions",
+    "WeightTransfer",
+    "open_server",
+    "require_vllm",
+]

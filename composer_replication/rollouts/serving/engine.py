@@ -6,7 +6,7 @@ import asyncio
 import logging
 import statistics
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -60,6 +60,8 @@ class ServingEngine:
         policy: what the server is to hold; None takes its weights as they are.
         transfer: the way of the policy's weights to the server's machine.
         tolerance: nats, see `TOLERANCE`.
+        sleeper: the server once more, where it shares the policy's GPU.
+        end_server: ends a server that was started for this engine.
     """
 
     def __init__(
@@ -72,9 +74,13 @@ class ServingEngine:
         policy: PolicySource | None = None,
         transfer: WeightTransfer | None = None,
         tolerance: float = TOLERANCE,
+        sleeper: VllmServer | None = None,
+        end_server: Callable[[], None] | None = None,
     ) -> None:
         if (policy is None) != (transfer is None):
             raise ValueError("a policy needs a transfer, and a transfer a policy")
+        if sleeper is not None and policy is None:
+            raise ValueError("a server without a policy does not sleep")
         self._server = server
         self._stop_ids, self._probe_ids = tuple(sorted(set(stop_ids))), tuple(probe_ids)
         self._probe_text = probe_text
@@ -85,6 +91,8 @@ class ServingEngine:
         self._pushed: str | None = None
         """Label of the policy's weights in the server: None when it has none yet."""
         self._stale = policy is not None
+        self._sleeper, self._asleep = sleeper, False
+        self._end_server = end_server
         self._preparation: Future[None] | None = None
         self.policy_version: int | None = None
         """Version of the policy that the server holds; None before its weights were loaded, and without a policy."""
@@ -110,9 +118,24 @@ class ServingEngine:
         self._sessions.clear()
         self._stale = self._policy is not None
 
+    def rest(self) -> None:
+        """Give back the memory of a GPU that the policy shares. Before the next turn the weights are loaded again.
+
+        Raises:
+            ModelError: the server fails.
+        """
+        if self._sleeper is None or self._asleep:
+            return
+        assert self._policy is not None
+        self._await(self._sleeper.sleep(keeps_weights=self._policy.is_adapter))
+        self._asleep = self._stale = True
+
     def end(self) -> None:
-        """Close the connections, for good. Happens by itself when the program ends."""
+        """Close the connections, for good, and end a server that was started for this engine. Happens by itself when the program
+        ends."""
         self._server.http.end()
+        if self._end_server is not None:
+            self._end_server()
 
     def check(self) -> None:
         """Ask the server for everything that sampling needs.
@@ -185,6 +208,9 @@ class ServingEngine:
         self._pushes += 1
         label = f"{PREFIX}{self._run}-{version}-{self._pushes}"
         folder = self._transfer.send(self._policy, label)
+        if self._sleeper is not None and self._asleep:
+            self._await(self._sleeper.wake())
+            self._asleep = False
         before, self._pushed, self.policy_version = self._pushed, None, None
         adapter = label if self._policy.is_adapter else None
         self._await(self._load(folder, label, adapter))

@@ -127,6 +127,25 @@ class VllmServer(Server):
                 "shape; a load that succeeds ends the pause",
             ) from error
 
+    async def sleep(self, *, keeps_weights: bool) -> None:
+        """Give back the memory of its GPUs once it has answered what is in progress. It has to be started with
+        --enable-sleep-mode. https://docs.vllm.ai/en/latest/features/sleep_mode.html
+
+        Args:
+            keeps_weights: move them to CPU memory, instead of dropping them.
+        """
+        await self._sleep_or_wake(f"/sleep?level={1 if keeps_weights else 2}&mode=wait")
+
+    async def wake(self) -> None:
+        """Take the memory back. Weights that were dropped have to be loaded before anything is sampled."""
+        await self._sleep_or_wake("/wake_up")
+
+    async def _sleep_or_wake(self, path: str) -> None:
+        try:
+            await self.http.post(path)
+        except RefusedError as error:
+            raise error.as_model_error("look at the server's log: other programs may have taken the GPU's memory") from error
+
 
 def _fix(error: RefusedError, adapter: str | None) -> str:
     if error.status == 404 and adapter is not None:

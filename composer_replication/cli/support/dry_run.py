@@ -1,0 +1,96 @@
+"""What `composer train --dry-run` checks and prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from composer_replication.config import RunConfig, resolve_arm, to_toml
+from composer_replication.observe import Terminal
+from composer_replication.observe.console import Console
+
+if TYPE_CHECKING:
+    from composer_replication.envs.source import EnvSource
+    from composer_replication.trainer.pairs.pairs_file import FilePairs
+
+
+def check(config: RunConfig) -> None:
+    """Check what can be checked without training, and print what the run will do and needs.
+
+    Raises ComposerError where something is wrong or does not fit.
+    """
+    from composer_replication.loss.forward.models import load_policy
+    from composer_replication.rollouts.transformers_engine import TransformersEngine
+    from composer_replication.tokens import ChatRenderer
+    from composer_replication.trainer.learning.followers import launched_processes
+    from composer_replication.trainer.pairs.pairs_file import file_pairs
+    from composer_replication.trainer.planning.forecast import check_forecast, make_forecast, say_forecast
+    from composer_replication.trainer.planning.plan import check_fit, make_plan, say_plan
+    from composer_replication.trainer.planning.trial import try_run
+    from composer_replication.trainer.waiting import wait_for
+
+    console = Console()
+    console.print(to_toml(config), markup=False, highlight=False, soft_wrap=True)
+    train, held, source = _check_tasks(config)
+    model, tokenizer = load_policy(config.model)
+    renderer = ChatRenderer(tokenizer)
+    window = TransformersEngine(model, tokenizer).context_window
+    console.print(f"policy: {model.num_parameters():,} parameters", soft_wrap=True, highlight=False)
+    architecture = model.config
+    del model  # a plan is measured where it was
+    held_out = ", ".join(held) or "none, so pass@1 is not measured"
+    console.print(f"tasks: {train} to train on; held out: {held_out}", soft_wrap=True, highlight=False)
+    variants = {arm: resolve_arm(config, arm) for arm in config.arms}
+    for arm, variant in variants.items():
+        _say(console, arm, variant, train, file_pairs(variant, renderer, window))
+    if config.substrate.type != "local" or launched_processes() > 1:
+        console.print("memory and time are planned for substrate.type = local alone, and by a process alone", soft_wrap=True)
+        return
+    arm, variant = max(variants.items(), key=lambda pair: _channels(pair[1]))
+    plan = make_plan(variant, architecture, window)
+    console.print(say_plan(plan, arm))
+    check_fit(plan, variant)
+    trial = wait_for(try_run(variant, arm, Terminal(console), source))
+    forecast = make_forecast(trial, variant, arm, tasks=train, held_out=len(held), arms=len(variants))
+    console.print(say_forecast(forecast))
+    warning = check_forecast(forecast, variant)
+    if warning is not None:
+        console.print(f"warning: {warning}", soft_wrap=True, highlight=False)
+
+
+def _channels(config: RunConfig) -> tuple[bool, ...]:
+    """Return what an arm does besides the policy gradient: the arm with the most of it is tried."""
+    loss = config.loss
+    return loss.hint.weight > 0, loss.rlvr.kl_beta > 0, loss.replay.weight > 0 and bool(config.teachers)
+
+
+def _check_tasks(config: RunConfig) -> tuple[int, list[str], EnvSource | None]:
+    """Prove the tasks, or open the run's own environment, and return the number to train on, the ids held out, and that
+    environment."""
+    from composer_replication.sandbox import open_sandbox
+    from composer_replication.trainer.preflight import check_run, check_source, prove_solutions
+    from composer_replication.trainer.run_context import open_configured_source
+
+    source = open_configured_source(config)
+    if source is not None:
+        check_source(config, source)
+        return len(source.train), [task.spec.task_id for task in source.held_out], source
+    checked = check_run(config)
+    prove_solutions(config, checked, open_sandbox(config.sandbox.kind))
+    return len(checked.train), [task.spec.task_id for task in checked.held_out], None
+
+
+def _say(console: Console, arm: str, config: RunConfig, tasks: int, pairs: FilePairs | None) -> None:
+    """Print one arm's channels and rollouts in a line."""
+    from composer_replication.trainer.preflight import NO_SOURCE
+
+    loss, teachers = config.loss, len(config.teachers)
+    sources = [*([f"{teachers} teachers"] if teachers else []), *([str(pairs)] if pairs else [])]
+    replay = "off (weight 0)" if loss.replay.weight == 0 else " and ".join(sources) or f"off ({NO_SOURCE})"
+    hint = "off (weight 0)" if loss.hint.weight == 0 else "on"
+    practice = config.steps * config.rollout.groups * config.rollout.group_size
+    traces = tasks * loss.replay.traces_per_task if loss.replay.weight > 0 and teachers else 0
+    console.print(
+        f"arm {arm}: rlvr {loss.rlvr.objective}, hint {hint}, replay {replay}; {practice:,} training rollouts, {traces:,} traces",
+        soft_wrap=True,
+        highlight=False,
+    )

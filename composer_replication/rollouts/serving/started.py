@@ -1,0 +1,158 @@
+"""A vLLM server that is started on this machine, and that ends with the process that started it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from composer_replication.rollouts.program import RunningProgram
+from composer_replication.types.errors import MissingExtraError, ModelError
+
+_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_NO_USAGE_STATS": "1"}
+"""Endpoints that load weights and adapters, and put the server to sleep."""
+_MODULE = "vllm.entrypoints.openai.api_server"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_BETWEEN_S, _ANSWER_S = 0.5, 5.0
+_LAST_LINES = 20
+_SHARE = "0.5"
+"""Share of a GPU's memory for a server that shares it, which the options can change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions:
+    """How vLLM is started."""
+
+    model: str
+    """Folder or Hugging Face id of a whole model."""
+    dtype: Literal["float32", "bfloat16"]
+    window: int
+    """Tokens of the longest sequence."""
+    python: Path = Path(sys.executable)
+    """Interpreter of an environment that has vLLM."""
+    lora_rank: int = 0
+    """Rank of the adapters that it is to load; 0 for none."""
+    gpus: Sequence[int] = ()
+    """Numbers of its GPUs among those that this process sees; without any it takes what vLLM chooses."""
+    sleeps: bool = False
+    """Another process has its GPU at times, and it sleeps then."""
+    more: Sequence[str] = ()
+    """Options that come last, and so count."""
+
+    def words(self, port: int) -> list[str]:
+        """Return the command."""
+        command = [str(self.python), "-m", _MODULE, "--model", self.model, "--served-model-name", "policy"]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", self.dtype, "--max-model-len", str(self.window)]
+        command += ["--logprobs-mode", "processed_logprobs"]
+        if self.lora_rank:
+            command += ["--enable-lora", "--max-lora-rank", str(self.lora_rank)]
+        if len(self.gpus) > 1:
+            command += ["--tensor-parallel-size", str(len(self.gpus))]
+        if self.sleeps:
+            command += ["--enable-sleep-mode", "--gpu-memory-utilization", _SHARE]
+        return [*command, *self.more]
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that it needs besides those of this process."""
+        if not self.gpus:
+            return dict(_ENVIRONMENT)
+        given = os.environ.get(_VISIBLE)
+        visible = None if given is None else given.split(",")
+        if visible is not None and max(self.gpus) >= len(visible):
+            raise ModelError(
+                f"the server is to have GPU {max(self.gpus)}, and {_VISIBLE}={given} shows {len(visible)}",
+                fix="name others in rollout.server_gpus",
+            )
+        chosen = self.gpus if visible is None else [visible[number] for number in self.gpus]
+        return _ENVIRONMENT | {_VISIBLE: ",".join(map(str, chosen))}
+
+
+class StartedVllm:
+    """A vLLM server of this process. It serves the model as `policy` at `url`, to this machine alone.
+
+    Args:
+        log: file to which its output is appended.
+        timeout_s: most seconds that the start may take.
+        environment: further variables.
+
+    Raises:
+        ModelError: it ended before it served, or does not serve in time.
+    """
+
+    def __init__(
+        self, options: VllmOptions, log: Path, *, timeout_s: float, environment: Mapping[str, str] | None = None
+    ) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.log, self.sleeps = log, options.sleeps
+        self.program = RunningProgram(
+            options.words(port), log=log, environment=options.environment() | dict(environment or {}), patience_s=10.0
+        )
+        with ExitStack() as started:
+            started.callback(self.close)
+            self._wait(timeout_s)
+            started.pop_all()
+
+    def close(self) -> None:
+        """End the server, and return when it has ended."""
+        self.program.end()
+
+    def _wait(self, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        while not _answers(f"{self.url}/health"):
+            if (code := self.program.poll()) is not None:
+                raise ModelError(
+                    f"the vLLM server ended with exit code {code} before it served: {self.last_words()}", fix=f"see {self.log}"
+                )
+            if time.monotonic() > until:
+                raise ModelError(
+                    f"the vLLM server does not serve after {timeout_s:g} s",
+                    fix=f"see {self.log}; raise rollout.stall_s if it was still loading",
+                )
+            time.sleep(_BETWEEN_S)
+
+    def last_words(self) -> str:
+        """Return the last line of its log that names an error; else the last lines."""
+        lines = [line.strip() for line in self.log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line or "error:" in line]
+        return (errors[-1:] or lines[-_LAST_LINES:] or ["it said nothing"])[-1][:500]
+
+
+def require_vllm(python: Path) -> None:
+    """Raise MissingExtraError where an interpreter has no vLLM, or is none."""
+    looks = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        found = subprocess.run([str(python), "-c", looks], capture_output=True, check=False).returncode == 0
+    except OSError as error:
+        raise MissingExtraError(f"{python} cannot be run: {error}", fix="correct rollout.server_python") from error
+    if not found:
+        raise MissingExtraError(
+            f"{python} has no vLLM",
+            fix="install vLLM in an environment of its own and set rollout.server_python to its interpreter, or "
+            "rollout.server_url to a server that runs",
+        )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=_ANSWER_S):
+            return True
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False

@@ -1,0 +1,164 @@
+"""What a whole arm takes, as far as a trial of it can tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from composer_replication.config import RunConfig
+from composer_replication.loss.forward.model_checkpoint import KEPT
+from composer_replication.observe import usd
+from composer_replication.teachers import ReplayPlan, warn_of_cap
+from composer_replication.trainer.planning.trial import Trial
+from composer_replication.types.errors import ConfigError
+
+_GIB = 2**30
+_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What the steps of one arm take, if all rollouts are like those of its trial."""
+
+    arm: str
+    trial: Trial
+    steps: int
+    step_rollouts: int
+    evaluations: int
+    eval_rollouts: int
+    """Of one evaluation."""
+    trace_rollouts: int
+    """Made once, for the teachers."""
+    disk_bytes: float
+    """Of all arms: their checkpoints, while one more is written, and their trajectories."""
+    free_bytes: int
+    """On the disk of the run's folder."""
+
+    @property
+    def rollouts(self) -> int:
+        return self.steps * self.step_rollouts + self.evaluations * self.eval_rollouts + self.trace_rollouts
+
+    @property
+    def update_s(self) -> float:
+        """Return the seconds of a step's update. They grow with its trajectories."""
+        return self.trial.update_s * self._pairs(self.step_rollouts)
+
+    @property
+    def step_s(self) -> tuple[float, float]:
+        """Return the seconds of a step: if its rollouts take no longer than two, and if each two wait for those before them."""
+        fast, slow = self._rollout_s(self.step_rollouts)
+        return fast + self.update_s, slow + self.update_s
+
+    @property
+    def run_s(self) -> tuple[float, float]:
+        """Return the seconds of the arm, both ways."""
+        parts = [
+            [self.steps * seconds for seconds in self.step_s],
+            [self.evaluations * seconds for seconds in self._rollout_s(self.eval_rollouts)],
+            self._rollout_s(self.trace_rollouts),
+        ]
+        fast, slow = (sum(part[way] for part in parts) for way in (0, 1))
+        return fast, slow
+
+    @property
+    def teachers(self) -> ReplayPlan | None:
+        """Return the cost of asking teachers about all traces."""
+        planned = self.trial.teachers
+        if planned is None:
+            return None
+        scale = self._pairs(self.trace_rollouts)
+        low, expected, high = (amount * scale for amount in (planned.usd.low, planned.usd.expected, planned.usd.high))
+        return dataclasses.replace(planned, usd=dataclasses.replace(planned.usd, low=low, expected=expected, high=high))
+
+    def _pairs(self, rollouts: int) -> float:
+        return rollouts / len(self.trial.trajectories)
+
+    def _rollout_s(self, rollouts: int) -> tuple[float, float]:
+        return self.trial.rollout_s * min(1.0, rollouts), self.trial.rollout_s * self._pairs(rollouts)
+
+
+def make_forecast(trial: Trial, config: RunConfig, arm: str, *, tasks: int, held_out: int, arms: int) -> Forecast:
+    """Return what an arm takes.
+
+    Args:
+        config: of the arm.
+        tasks: how many are trained on.
+        arms: of the run.
+    """
+    rollout, replay = config.rollout, config.loss.replay
+    evaluated = sum(step % config.eval.every == 0 or step == config.steps for step in range(config.steps + 1))
+    asks = replay.weight > 0 and bool(config.teachers)
+    made = Forecast(
+        arm=arm,
+        trial=trial,
+        steps=config.steps,
+        step_rollouts=rollout.groups * rollout.group_size,
+        evaluations=evaluated if held_out else 0,
+        eval_rollouts=held_out * config.eval.samples,
+        trace_rollouts=tasks * replay.traces_per_task if asks else 0,
+        disk_bytes=0.0,
+        free_bytes=shutil.disk_usage(_existing(config.out.absolute())).free,
+    )
+    checkpoints = (KEPT * arms + 1) * trial.checkpoint_bytes
+    return dataclasses.replace(made, disk_bytes=checkpoints + arms * made.rollouts * trial.trajectory_bytes)
+
+
+def say_forecast(forecast: Forecast) -> Table:
+    """Return a table of a trial and of what follows from it."""
+    trial = forecast.trial
+    table = Table(f"trial of arm {forecast.arm}", "two rollouts", "a step", f"{forecast.steps:,} steps", box=box.SIMPLE_HEAD)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    turns = sum(len(trajectory.turns) for trajectory in trial.trajectories) / len(trial.trajectories)
+    sampled = trial.sampled_tokens
+    planned = forecast.teachers
+    table.add_row(f"prompt of {trial.task_id}, tokens", f"{trial.prompt_tokens:,}", "", "")
+    table.add_row("turns of a rollout", f"{turns:,.1f}", "", "")
+    table.add_row("rollouts, evaluations and traces included", "2", f"{forecast.step_rollouts:,}", f"{forecast.rollouts:,}")
+    counts = (len(trial.trajectories), forecast.step_rollouts, forecast.rollouts)
+    table.add_row("tokens sampled", *(f"{sampled * count:,.0f}" for count in counts))
+    updates = (trial.update_s, forecast.update_s, forecast.steps * forecast.update_s)
+    table.add_row("time of updates", *map(duration, updates))
+    times = ((trial.rollout_s + trial.update_s,) * 2, forecast.step_s, forecast.run_s)
+    table.add_row("time, from all rollouts side by side to two at a time", *(_span(*time) for time in times))
+    table.add_row("GiB on disk, all arms", "", "", f"{forecast.disk_bytes / _GIB:,.2f} of {forecast.free_bytes / _GIB:,.2f} free")
+    if planned is not None:
+        cost = planned.usd
+        table.add_row("US dollars for teachers", "", "", f"{usd(cost.expected)} ({usd(cost.low)} to {usd(cost.high)})")
+    return table
+
+
+def check_forecast(forecast: Forecast, config: RunConfig) -> str | None:
+    """Return a warning about the money, where there is one.
+
+    Raises:
+        ConfigError: the disk has no room for the run.
+        BudgetExceededError: as `warn_of_cap`.
+    """
+    if forecast.disk_bytes > forecast.free_bytes:
+        raise ConfigError(
+            f"the run needs {forecast.disk_bytes / _GIB:,.1f} GiB of disk in {config.out}, which has "
+            f"{forecast.free_bytes / _GIB:,.1f} GiB",
+            fix="free space, or set out to a folder on a larger disk",
+        )
+    return None if forecast.teachers is None else warn_of_cap(forecast.teachers, config.loss.replay.max_total_usd)
+
+
+def duration(seconds: float) -> str:
+    """Write a time with two digits or more: `0.4 s`, `25 s`, `12 min`, `3.5 h`."""
+    size, unit = next((size, unit) for size, unit in _UNITS if seconds >= size or size == 1.0)
+    count = seconds / size
+    return f"{count:,.0f} {unit}" if count >= 10 else f"{count:,.1f} {unit}"
+
+
+def _span(fast: float, slow: float) -> str:
+    return duration(fast) if duration(fast) == duration(slow) else f"{duration(fast)} to {duration(slow)}"
+
+
+def _existing(path: Path) -> Path:
+    return path if path.exists() else _existing(path.parent)

@@ -1,0 +1,39 @@
+"""The lengths of the tasks' prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from composer_replication.config import RunConfig
+from composer_replication.envs.coding import opening
+from composer_replication.envs.tools import TOOLSETS
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.coding_tasks import CodingTasks, toolset_of
+from composer_replication.types.errors import ConfigError
+
+
+def prompt_lengths(source: CodingTasks, renderer: ChatRenderer) -> dict[str, int]:
+    """Return the tokens of each task's prompt, by task id."""
+    tools = TOOLSETS[toolset_of(source.config)]
+    return {task.spec.task_id: len(renderer.prompt_ids(opening(task), tools)) for task in (*source.train, *source.held_out)}
+
+
+def check_prompts(lengths: Mapping[str, int], config: RunConfig, window: int) -> None:
+    """Check that every prompt leaves room for a turn.
+
+    Args:
+        window: tokens that the model reads at most.
+
+    Raises:
+        ConfigError: one does not; names the task and the field to change.
+    """
+    room = min(config.rollout.context_tokens, window)
+    longest = max(lengths, key=lambda task_id: lengths[task_id])
+    if lengths[longest] < room:
+        return
+    too_long = sum(length >= room for length in lengths.values())
+    raise ConfigError(
+        f"the prompts of {too_long} of {len(lengths)} tasks leave no room for a turn in {room} tokens: {longest} has "
+        f"{lengths[longest]}",
+        fix="raise rollout.context_tokens" if room < window else f"take a model that reads more than {window} tokens",
+    )

@@ -1,0 +1,1 @@
+"""What stands where vLLM is installed."""
