@@ -14,7 +14,7 @@ from composer_replication.loss.forward.models import save_policy
 from composer_replication.rollouts.serving import ServingEngine, SharedFolder, open_server
 from composer_replication.rollouts.serving.engine import TOLERANCE
 from composer_replication.tokens import byte_level_tokenizer
-from composer_replication.trainer.engines import ServedPolicy
+from composer_replication.trainer.engines.open_engine import ServedPolicy
 from composer_replication.trainer.learning.learner import Learner
 from gpu_checks import made
 from gpu_checks.found import Found, SkippedError

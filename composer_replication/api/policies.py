@@ -81,7 +81,7 @@ def _model(path: str) -> Policy:
 
 def _served(path: str, kind: Literal["vllm", "sglang"], url: str) -> Policy:
     from composer_replication.loss.forward.models import load_tokenizer
-    from composer_replication.trainer.engines import open_server_engine
+    from composer_replication.trainer.engines.open_engine import open_server_engine
 
     tokenizer, generation = load_tokenizer(path)
     return Policy(open_server_engine(kind, url, tokenizer, generation), ChatRenderer(tokenizer), Budgets())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ _SHARED = ("name", "out", "threads", "model", "tasks", "env", "substrate", "sand
 _FILES = {
     "loss.replay.pairs": "make pairs with `composer pairs extract STATES ANSWERS --out FILE`",
     "loss.replay.normalize.recipe": "name a recipe in YAML, or leave it out for the one of the package",
+    "rollout.server_python": "name the interpreter of an environment that has vLLM",
 }
 """Fields that name a file to be read, each with the fix for one that is missing."""
 _FOLDERS = {"reward.prm.path": "name the folder `model` that `composer prm train` wrote"}
@@ -182,6 +184,8 @@ def _invalid(error: ValidationError, where: str) -> ConfigError:
 
 def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
     """Resolve paths relative to the run file's folder. Raises ConfigError when a path that is read does not exist."""
+    for key in _PATHS:
+        config = _with_absolute_path(config, key.split("."), key, where, base)
     train = None if config.tasks.train is None else (base / config.tasks.train).resolve()
     held_out = None if config.tasks.held_out is None else (base / config.tasks.held_out).resolve()
     if held_out is not None and config.tasks.held_out_share > 0:
@@ -215,8 +219,6 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
         arm: {k: str(_there(k, str(v), f"{where}: arms.{arm}", base)) if k in _PATHS else v for k, v in keys.items()}
         for arm, keys in config.arms.items()
     }
-    for key in _PATHS:
-        config = _with_absolute_path(config, key.split("."), key, where, base)
     update = {
         "tasks": tasks,
         "env": env if config.env.use or config.reward.function else config.env,
@@ -241,7 +243,7 @@ def _with_absolute_path(section: _S, names: Sequence[str], key: str, where: str,
 
 
 def _there(key: str, path: Path | str, where: str, base: Path) -> Path:
-    found = (base / path).resolve()
+    found = Path(os.path.abspath(base / path))  # resolved, an interpreter would leave its venv
     if not (found.is_dir() if key in _FOLDERS else found.is_file()):
         kind = "folder" if key in _FOLDERS else "file"
         raise ConfigError(f"{where}: {key}: no such {kind}: {found}", fix=_PATHS[key])

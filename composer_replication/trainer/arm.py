@@ -19,10 +19,10 @@ from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.checkpoints.restore import restore, trained_on
 from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.collector import RolloutCollector
-from composer_replication.trainer.engines import PolicyEngine, ServedPolicy, open_engine
+from composer_replication.trainer.engines.open_engine import PolicyEngine, ServedPolicy, open_engine
+from composer_replication.trainer.engines.own_server import LOG
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter
 from composer_replication.trainer.learning.learner import Learner
-from composer_replication.trainer.own_server import LOG
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
 from composer_replication.trainer.planning.prompts import check_prompts, prompt_lengths
 from composer_replication.trainer.run_context import RunContext

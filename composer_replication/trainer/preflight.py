@@ -23,7 +23,7 @@ from composer_replication.tasks.strength import load_strong_tasks
 from composer_replication.tasks.wording import worded
 from composer_replication.teachers import Teacher, check_teachers
 from composer_replication.teachers.gating import split_teachers
-from composer_replication.trainer.own_server import check_server
+from composer_replication.trainer.engines.own_server import check_server
 from composer_replication.trainer.pairs.pairs_file import file_digest, read_file
 from composer_replication.types.errors import ConfigError
 

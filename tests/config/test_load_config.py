@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -352,9 +353,14 @@ def test_everything_that_samples_has_a_server_of_its_own(run_file: Path) -> None
 
 def test_vllm_without_an_address_is_started_by_the_run(run_file: Path) -> None:
     words = ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis"]
+    python = run_file.parent / "env" / "bin" / "python"
+    with pytest.raises(ConfigError, match=r"rollout\.server_python: no such file"):
+        load_config(run_file, [*words, "--rollout.server_python", "env/bin/python"])
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
     rollout = load_config(run_file, [*words, "--rollout.server_python", "env/bin/python", "--rollout.server_gpus", "[1]"]).rollout
     assert rollout.starts_server
-    assert rollout.server_python == run_file.parent.resolve() / "env/bin/python"
+    assert rollout.server_python == python, "which finds the packages of its environment by its name"
     assert rollout.server_gpus == (1,)
     assert not load_config(run_file, SERVED).rollout.starts_server
     assert not load_config(run_file).rollout.starts_server

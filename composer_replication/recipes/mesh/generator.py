@@ -23,7 +23,7 @@ from composer_replication.rollouts.collect import StalledError, collect_groups
 from composer_replication.rollouts.protocol import Budgets
 from composer_replication.rollouts.serving import ServingEngine
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.engines import PolicyEngine, ServedPolicy, open_engine
+from composer_replication.trainer.engines.open_engine import PolicyEngine, ServedPolicy, open_engine
 from composer_replication.types import GradeReport, Group, Message, ToolCall, ToolResult, ToolSchema
 
 

@@ -20,7 +20,7 @@ from composer_replication.rollouts.serving import ServingEngine, SharedFolder, W
 from composer_replication.rollouts.serving.through_store import ThroughStore
 from composer_replication.rollouts.serving.vllm import VllmServer
 from composer_replication.rollouts.transformers_engine import TransformersEngine, stop_ids_of
-from composer_replication.trainer.own_server import start_server
+from composer_replication.trainer.engines.own_server import start_server
 
 if TYPE_CHECKING:
     from composer_replication.trainer.learning.learner import Learner
