@@ -248,6 +248,12 @@ def main() -> None:
         for package in arguments.packages:
             if package not in known:
                 keep(package, built(package, folder, arguments.before, now))
+            elif (
+                not arguments.builds_only
+                and "rewarded" not in known[package]
+                and not (folder / name_of(package) / "now").is_dir()
+            ):
+                built(package, folder, None, now)  # its figures are known, and its tasks were elsewhere
     for package in [] if arguments.builds_only else arguments.packages:
         if "rewarded" not in known[package]:
             keep(package, judged(package, folder, folder / name_of(package) / "first" / ".venv" / "bin" / "python"))
