@@ -77,6 +77,8 @@ def test_an_interpreter_without_vllm_and_none_at_all(tmp_path: Path, wire_vllm: 
 @pytest.mark.slow
 def test_it_serves_until_it_is_ended(options: VllmOptions, tmp_path: Path, wire_vllm: pytest.MonkeyPatch) -> None:
     wire_vllm.setenv("WIRE_VLLM", "orphan")
+    wire_vllm.setenv("MASTER_ADDR", "127.0.0.1")
+    (tmp_path / "log").write_text("Error: of a start before\n")
     before = below()
     started = StartedVllm(options, tmp_path / "log", timeout_s=120)
     server = open_server("vllm", started.url)
@@ -86,13 +88,16 @@ def test_it_serves_until_it_is_ended(options: VllmOptions, tmp_path: Path, wire_
     assert len(mine) > 2, "the guard, the server and what it started"
     started.close()
     assert not any(alive(process) for process in mine)
-    assert "--enforce-eager" in (tmp_path / "log").read_text()
+    log = (tmp_path / "log").read_text()
+    assert "--enforce-eager" in log
+    assert "in the group of None" in log, "torchrun's group is not the server's"
+    assert started.last_words() == "in the group of None"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "timeout_s", "said"),
-    [("broken", 120, "ValueError: no device was found"), ("silent", 1, "does not serve after 1 s")],
+    [("broken", 120, "ValueError: .*no device was found"), ("silent", 1, "does not serve after 1 s")],
 )
 def test_one_that_does_not_serve(
     options: VllmOptions, tmp_path: Path, wire_vllm: pytest.MonkeyPatch, fault: str, timeout_s: float, said: str
@@ -102,6 +107,7 @@ def test_one_that_does_not_serve(
     with pytest.raises(ModelError, match=said) as raised:
         StartedVllm(options, tmp_path / "log", timeout_s=timeout_s)
     assert str(tmp_path / "log") in (raised.value.fix or "")
+    assert "\x1b" not in raised.value.message
     assert below() <= before
 
 

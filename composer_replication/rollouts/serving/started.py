@@ -17,13 +17,20 @@ from typing import Literal
 
 from composer_replication.rollouts.program import RunningProgram
 from composer_replication.types.errors import MissingExtraError, ModelError
+from composer_replication.types.plain_text import visible
 
 _ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_NO_USAGE_STATS": "1"}
 """Endpoints that load weights and adapters, and put the server to sleep."""
 _MODULE = "vllm.entrypoints.openai.api_server"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_BETWEEN_S, _ANSWER_S = 0.5, 5.0
-_LAST_LINES = 20
+_BETWEEN_S, _ANSWER_S, _PATIENCE_S = 0.5, 5.0, 10.0
+_ANOTHER = "Engine core initialization failed"
+"""What vLLM's server says of an error in its engine."""
+_OF_TORCHRUN = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
+)
+"""Variables that tell a process of its group, to which the server does not belong."""
 _SHARE = "0.5"
 """Share of a GPU's memory for a server that shares it, which the options can change."""
 
@@ -95,8 +102,13 @@ class StartedVllm:
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log, self.sleeps = log, options.sleeps
+        self._began = log.stat().st_size if log.exists() else 0
         self.program = RunningProgram(
-            options.words(port), log=log, environment=options.environment() | dict(environment or {}), patience_s=10.0
+            options.words(port),
+            log=log,
+            environment=options.environment() | dict(environment or {}),
+            without=_OF_TORCHRUN,
+            patience_s=_PATIENCE_S,
         )
         with ExitStack() as started:
             started.callback(self.close)
@@ -122,10 +134,15 @@ class StartedVllm:
             time.sleep(_BETWEEN_S)
 
     def last_words(self) -> str:
-        """Return the last line of its log that names an error; else the last lines."""
-        lines = [line.strip() for line in self.log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+        """Return the last line that it has written which names an error, and not only that of another process; else the last
+        line."""
+        with self.log.open("rb") as log:
+            log.seek(self._began)
+            said = log.read().decode("utf-8", errors="replace").splitlines()
+        lines = [line.strip() for line in said if line.strip()]
         errors = [line for line in lines if "Error" in line or "error:" in line]
-        return (errors[-1:] or lines[-_LAST_LINES:] or ["it said nothing"])[-1][:500]
+        causes = [line for line in errors if _ANOTHER not in line]
+        return visible((causes or errors or lines or ["it said nothing"])[-1])[:500]
 
 
 def require_vllm(python: Path) -> None:

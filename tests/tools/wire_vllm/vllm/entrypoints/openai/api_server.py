@@ -25,7 +25,8 @@ from wire_servers import Backend, WireServer
 def main() -> None:
     fault = os.environ.get("WIRE_VLLM", "")
     if fault == "broken":
-        raise SystemExit("ValueError: no device was found")
+        print("ValueError: \x1b[31mno device was found", "RuntimeError: Engine core initialization failed. See above.", sep="\n")
+        raise SystemExit("the end")
     if fault == "orphan":
         subprocess.Popen(["sleep", "600"], start_new_session=True)
     parser = argparse.ArgumentParser()
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     given, _ = parser.parse_known_args()
     print("started with", *sys.argv[1:], flush=True)
+    print("in the group of", os.environ.get("MASTER_ADDR"), flush=True)
     if fault == "silent":
         threading.Event().wait()
     torch.set_num_threads(1)
