@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from composer_replication.config import SubstrateType
 from composer_replication.observe.console import Console, echo
@@ -68,14 +68,14 @@ def _show_substrate(console: Console, kind: SubstrateType, as_json: bool) -> Non
     about = SUBSTRATES[kind]
     missing = about.missing()
     table = Table(box=None, show_header=False)
-    table.add_row(kind, escape(about.about))
+    table.add_row(kind, about.about)
     for need in about.needs():
         found = "missing" if need.found is None else f"{need.found} installed"
-        table.add_row(escape(need.requirement), found, style=None if need.met else "red")
+        table.add_row(need.requirement, found, style=None if need.met else "red")
     if about.checkout:
-        table.add_row(about.checkout, escape(os.environ.get(about.checkout) or "not set"))
+        table.add_row(about.checkout, os.environ.get(about.checkout) or "not set")
     for line in about.cannot:
-        table.add_row("cannot", escape(line))
+        table.add_row("cannot", line)
     console.print(table)
     if missing:
         console.print(f"missing: {', '.join(missing)}\nfix: {about.fix}", markup=False, highlight=False, soft_wrap=True)
@@ -106,12 +106,10 @@ def _machine() -> dict[str, str]:
 def _show_machine(console: Console, machine: Mapping[str, str], kinds: Mapping[SandboxKind, Isolation | str]) -> None:
     table = Table(box=None, show_header=False)
     for name, value in machine.items():
-        table.add_row(name, escape(value))
+        table.add_row(name, value)
     for kind, shown in kinds.items():
         available = isinstance(shown, Isolation)
-        table.add_row(
-            kind, escape(shown.summary() if isinstance(shown, Isolation) else shown), style=None if available else "dim"
-        )
+        table.add_row(kind, shown.summary() if isinstance(shown, Isolation) else shown, style=None if available else "dim")
     console.print(table)
 
 
@@ -120,10 +118,9 @@ def _try_out(console: Console, kind: SandboxKind) -> list[ProbeResult]:
     findings = []
     for finding in self_test(open_sandbox(kind)):
         findings.append(finding)
-        verdict = f"[{_COLOURS[finding.verdict]}]{finding.verdict}[/]"
-        table.add_row(
-            finding.probe, finding.tries, ": ".join([verdict, escape(", ".join(finding.detail))][: 1 + bool(finding.detail)])
-        )
+        verdict = Text(finding.verdict, style=_COLOURS[finding.verdict])
+        detail = f": {', '.join(finding.detail)}" if finding.detail else ""
+        table.add_row(finding.probe, finding.tries, Text.assemble(verdict, detail))
     console.print(table)
     return findings
 

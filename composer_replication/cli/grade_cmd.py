@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from composer_replication.api.tasks import grade as grade_workspace
 from composer_replication.cli.support.options import SandboxOption
@@ -71,17 +71,17 @@ def _print(console: Console, report: GradeReport, rejected: Sequence[str]) -> No
     table = Table("test", "outcome", box=box.SIMPLE_HEAD)
     for test_id, outcome in report.outcomes.items():
         colour = "green" if outcome is Outcome.PASSED else "red"
-        table.add_row(escape(test_id), f"[{colour}]{outcome}[/]")
+        table.add_row(test_id, Text(outcome, style=colour))
     console.print(table)
     for reason in report.reasons:
-        console.print(escape(reason), soft_wrap=True, highlight=False)
+        console.print(reason, soft_wrap=True, highlight=False)
     for alarm in report.alarms:
-        console.print(escape(f"alarm: {alarm}"), soft_wrap=True, highlight=False, style="yellow")
+        console.print(f"alarm: {alarm}", soft_wrap=True, highlight=False, style="yellow")
     if rejected:
         left = len(rejected) - _MOST_PATHS
-        paths = escape(", ".join(rejected[:_MOST_PATHS])) + (f" and {left} more (--json has all)" if left > 0 else "")
+        paths = ", ".join(rejected[:_MOST_PATHS]) + (f" and {left} more (--json has all)" if left > 0 else "")
         text = f"changed but not graded (not on the allow list; the task's own files count): {paths}"
         console.print(text, soft_wrap=True, highlight=False)
-    console.print(escape(report.isolation), soft_wrap=True, highlight=False)
+    console.print(report.isolation, soft_wrap=True, highlight=False)
     reward = "none (unscored)" if isinstance(report.reward, Unscored) else f"{report.reward:g}"
     console.print(f"reward {reward}", style="bold")

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from composer_replication.cli.support.options import shortened
@@ -150,7 +149,7 @@ def _print(console: Console, batch: str, one: Transcript, said: list[tuple[Findi
     reward = "" if one.reward is None else f", reward {to_json(one.reward)}"
     log = one.details.get("log") if isinstance(one, Trace) else None
     title = f"{log or batch}: {one.trajectory_id} ({len(one.turns)} turns{reward})"
-    console.print(escape(title), style="bold", soft_wrap=True, highlight=False)
+    console.print(title, style="bold", soft_wrap=True, highlight=False)
     for finding, hint in said:
         about = ", ".join(f"{key} {value}" for key, value in _evidence(finding).items())
         sure = "" if finding.confidence == 1.0 else f", {finding.confidence:.0%} sure"
@@ -160,7 +159,7 @@ def _print(console: Console, batch: str, one: Transcript, said: list[tuple[Findi
             lines.append(f"    said, by {hint.source}: {text}")
         else:
             lines.append(f"    not said: {hint.dropped}" + (f" [{hint.source}: {text}]" if text else ""))
-        console.print(escape("\n".join(lines)), soft_wrap=True, highlight=False)
+        console.print("\n".join(lines), soft_wrap=True, highlight=False)
 
 
 def _print_counts(console: Console, explained: Sequence[_Explained]) -> None:
@@ -171,6 +170,6 @@ def _print_counts(console: Console, explained: Sequence[_Explained]) -> None:
         table = Table("kind", "found", "said", "not said", box=box.SIMPLE_HEAD)
         for kind, row in counts.items():
             reasons = ", ".join(f"{count} {why}" for why, count in row.items() if why not in ("found", "told"))
-            table.add_row(escape(kind), str(row["found"]), str(row.get("told", 0)), escape(reasons))
+            table.add_row(kind, str(row["found"]), str(row.get("told", 0)), reasons)
         console.print(table)
     console.print(f"{len(explained)} transcripts, {turns} turns; nothing was found in {silent} transcripts", highlight=False)

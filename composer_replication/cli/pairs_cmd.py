@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from composer_replication.actions.calls import parse_action
@@ -82,7 +81,7 @@ def _show_found(states: Sequence[TraceState], answers: Sequence[TeacherAnswer], 
         *((f"no vote: {reason}", count) for reason, count in sorted(found.abstained.items())),
     ]
     for name, count in [*rows, *([("answers to other states", strange)] if strange else [])]:
-        table.add_row(escape(name), str(count))
+        table.add_row(name, str(count))
     Console().print(table)
 
 
@@ -157,5 +156,5 @@ def _print(report: NormalizeReport, operators: Sequence[Operator], given: Sequen
         limits = "; ".join(", ".join(f"{key} {value}" for key, value in operator.parameters.items()) for operator in alike)
         first = shortened(repr(texts[0]), _EXAMPLE_LENGTH) if texts else ""
         row = (alike[0].name, field, limits, str(len(texts)), str(calls), first)
-        table.add_row(*map(escape, row))
+        table.add_row(*row)
     wide_console().print(table)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as EtaColumn
 from rich.syntax import Syntax
@@ -152,7 +151,7 @@ def revert(
     if tasks:
         console.print(task_table(tasks))
     _print_reasons(console, Counter(entry.reason for entry in dropped).most_common())
-    console.print(f"{len(tasks)} tasks from {len(tasks) + len(dropped)} instances\n{escape(str(out))}", soft_wrap=True)
+    console.print(f"{len(tasks)} tasks from {len(tasks) + len(dropped)} instances\n{out!s}", soft_wrap=True)
     if not tasks:
         raise TaskError(f"no instance of {rows} could be confirmed", fix="see the reasons above")
     if dropped:
@@ -228,7 +227,7 @@ def show(task: Annotated[Path, typer.Argument(help="Folder of one task, FOLDER/T
         "made with": ", ".join(f"{name} {value}" for name, value in loaded.provenance.items()),
     }
     for name, value in rows.items():
-        facts.add_row(name, escape(value))
+        facts.add_row(name, value)
     console.print(facts)
     console.print(Syntax(loaded.gold_patch(), "diff", background_color="default", word_wrap=True))
 
@@ -304,7 +303,7 @@ def _print_reasons(console: Console, reasons: list[tuple[str, int]]) -> None:
         return
     table = Table("no task, because", "functions", box=box.SIMPLE_HEAD)
     for reason, count in reasons[:_MOST_REASONS]:
-        table.add_row(escape(reason), str(count))
+        table.add_row(reason, str(count))
     if len(reasons) > _MOST_REASONS:
         table.add_row("other reasons, in build.json", str(sum(count for _, count in reasons[_MOST_REASONS:])))
     console.print(table)
@@ -316,7 +315,7 @@ def _print_credentials(console: Console, found: Sequence[Credential]) -> None:
         return
     table = Table("in every task, and looks like a", "file", "line", box=box.SIMPLE_HEAD)
     for credential in found[:_MOST_REASONS]:
-        table.add_row(credential.kind, escape(credential.path), str(credential.line))
+        table.add_row(credential.kind, credential.path, str(credential.line))
     if len(found) > _MOST_REASONS:
         table.add_row(f"and {len(found) - _MOST_REASONS} more, in build.json", "", "")
     console.print(table)
@@ -329,7 +328,7 @@ def _print_failing(console: Console, failing: Sequence[str]) -> None:
     more = f"\n  and {len(failing) - _MOST_FAILING} more, in build.json" if len(failing) > _MOST_FAILING else ""
     first = "".join(f"\n  {' '.join(line.split())}" for line in failing[:_MOST_FAILING])
     title = f"tests of the project that fail before anything is deleted, and count for nothing: {len(failing)}"
-    console.print(escape(title + first + more), soft_wrap=True, highlight=False)
+    console.print(title + first + more, soft_wrap=True, highlight=False)
 
 
 def _summary(report: BuildReport, out: Path) -> str:
@@ -339,10 +338,10 @@ def _summary(report: BuildReport, out: Path) -> str:
     tests += f", {report.tests_failing} fail" if report.tests_failing else ""
     tests += f", {report.tests_flaky} are flaky" if report.tests_flaky else ""
     forgeable = f"{report.forgeable} of {len(report.tasks)} tasks are forgeable: runs leave them out by default\n"
-    notes = "".join(f"{escape(note)}\n" for note in report.notes)
+    notes = "".join(f"{note}\n" for note in report.notes)
     impossible = f"{report.impossible} of {len(report.tasks)} tasks are impossible: no program is rewarded for them\n"
     return (
         f"{len(report.tasks)} tasks from {tried} of {report.candidates} candidates{left} in {report.seconds:g} s; {tests}\n"
         f"{notes}{forgeable if report.forgeable else ''}{impossible if report.options.get('impossible') else ''}"
-        f"licence {escape(report.licence)}; {escape(report.isolation)}\n{escape(str(out))}"
+        f"licence {report.licence}; {report.isolation}\n{out!s}"
     )

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 from types import TracebackType
+from typing import Any
 
 import rich.console
 import typer
@@ -20,7 +21,11 @@ from composer_replication.types.plain_text import visible
 
 
 class Console(rich.console.Console):
-    """A rich console that shows control characters of what it prints as escapes."""
+    """A rich console that shows control characters of what it prints as escapes, and obeys no markup in it: colours come with
+    `rich.text.Text`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, **options})
 
     def render(
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None

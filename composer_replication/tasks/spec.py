@@ -16,6 +16,7 @@ _LONGEST_TIMEOUT_S = 3600.0
 _MOST_PATTERNS, _MOST_WILDCARDS = 10_000, 12
 """Of the allow list. A pattern is matched as a regular expression, in time that grows steeply with its wildcards."""
 _MOST_IDS = 200_000
+_LONGEST_ID = 200
 _LONGEST_PROGRAM = 1 << 20
 """Characters of a held-out program."""
 
@@ -56,6 +57,12 @@ def is_inside(path: str) -> bool:
     return bool(path) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path
 
 
+def is_task_id(text: str) -> bool:
+    """Return whether folders and files can be named by an id: parts between slashes, none of which is hidden or leads away."""
+    parts = text.split("/")
+    return len(text) <= _LONGEST_ID and all(re.fullmatch(r"[^.\x00-\x1f\x7f\\][^\x00-\x1f\x7f\\]*", part) for part in parts)
+
+
 def _refuse_surrogates(text: str) -> None:
     try:
         text.encode()
@@ -78,6 +85,7 @@ def _check(spec: TaskSpec) -> None:
     ids = (*spec.fail_to_pass, *spec.pass_to_pass)
     anti_tests = spec.hidden.anti_tests
     _demand(all(isinstance(text, str) for text in texts), "a text is not a string")
+    _demand(is_task_id(spec.task_id), f"its id {spec.task_id[:80]!r} is not a name for a folder")
     _demand(isinstance(spec.impossible, bool), "impossible is not true or false")
     _demand(_strings((*ids, *spec.editable, *spec.python_path)), "a list of strings holds something else")
     _demand(_is_number(spec.test_timeout_s) and spec.test_timeout_s > 0, "its time limit is no number of seconds")

@@ -27,7 +27,7 @@ from composer_replication.languages.python.delete import body_of, unified_diff
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.tasks.files import copy_tree, solved_tree, storage_errors, tree_files, write_files
-from composer_replication.tasks.spec import spec_of
+from composer_replication.tasks.spec import is_task_id, spec_of
 from composer_replication.types import TaskSpec, to_json
 from composer_replication.types.errors import TaskError
 
@@ -271,7 +271,8 @@ def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
     root = Path(folder)
     try:
         for aside in root.glob(f".*{_ASIDE}"):
-            _bring_back(root / aside.name[1:].removesuffix(_ASIDE))
+            if is_task_id(name := aside.name[1:].removesuffix(_ASIDE)):  # `..old` would be the folder itself
+                _bring_back(root / name)
         found = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     except OSError as error:
         raise TaskError(

@@ -120,3 +120,18 @@ def test_a_failing_test_and_a_file_name_do_not_reach_the_terminal_of_grade(tmp_p
     report = composer_here("grade", task.root, "--workspace", workspace, "--json")
     assert "\x1b" not in report.stdout
     assert json.loads(report.stdout)["reward"] == 0.0
+
+
+def test_markup_of_others_is_text() -> None:
+    """In lines and in tables: names of tasks and of arms come from strangers."""
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, color_system="standard", width=120)
+    hostile = "[link=https://example.org][blink]a[/y]"
+    table = Table("[red]head")
+    table.add_row(hostile)
+    console.print(hostile, highlight=False)
+    console.print(table)
+    shown = written.getvalue()
+    assert shown.count(hostile) == 2
+    assert "[red]head" in shown
+    assert "\x1b]8" not in shown

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+import torch
 from in_process import composer_here
 from teacher_server import Reply, TeacherServer
 from world import COMPOSER, World, composer, name_teachers
@@ -94,6 +95,35 @@ def test_damaged_weights(run_file: Path, world: World, tmp_path: Path) -> None:
     weights = tmp_path / "torn" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     assert "cannot be loaded" in refused("train", str(run_file), "--model.path", "torn", cwd=tmp_path, code=5)
+
+
+def test_a_model_with_code_of_its_own_is_refused_and_nothing_is_asked(run_file: Path, world: World, tmp_path: Path) -> None:
+    shutil.copytree(world.policy, tmp_path / "own")
+    file = tmp_path / "own" / "config.json"
+    own = {"model_type": "unheard", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | own))
+    (tmp_path / "own" / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    output = refused("train", str(run_file), "--model.path", "own", cwd=tmp_path, code=5)
+    assert "cannot be loaded" in output
+    assert "[y/N]" not in output
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_that_are_a_pickle_are_refused(run_file: Path, world: World, tmp_path: Path) -> None:
+    shutil.copytree(world.policy, tmp_path / "pickled")
+    (tmp_path / "pickled" / "model.safetensors").unlink()
+    torch.save({}, tmp_path / "pickled" / "pytorch_model.bin")
+    output = refused("train", str(run_file), "--model.path", "pickled", cwd=tmp_path, code=5)
+    assert "safetensors" in output
+
+
+@pytest.mark.parametrize(
+    ("index", "said"), [('{"weight_map": {"a": "../away.safetensors"}}', "another folder"), ("[]", "damaged")]
+)
+def test_an_index_of_weights_that_leads_away(run_file: Path, world: World, tmp_path: Path, index: str, said: str) -> None:
+    shutil.copytree(world.policy, tmp_path / "sharded")
+    (tmp_path / "sharded" / "model.safetensors.index.json").write_text(index)
+    assert said in refused("train", str(run_file), "--model.path", "sharded", cwd=tmp_path, code=5)
 
 
 @pytest.mark.parametrize("damage", ["task.toml", "repo"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from composer_replication.cli.support.options import marked
@@ -26,5 +25,5 @@ def task_table(tasks: Sequence[Task]) -> Table:
         lines = sum(d.lines for d in spec.deleted)
         numbers = (lines, len(spec.fail_to_pass), len(spec.pass_to_pass), len(spec.hidden.programs))
         strength = f"forgeable: {spec.hidden.weakness}" if spec.forgeable else "strong"
-        table.add_row(escape(marked(spec.task_id, spec.impossible)), escape(names), *map(str, numbers), escape(strength))
+        table.add_row(marked(spec.task_id, spec.impossible), names, *map(str, numbers), strength)
     return table

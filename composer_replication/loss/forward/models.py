@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -38,6 +39,8 @@ from composer_replication.types.errors import ConfigError, ModelError
 
 # How a damaged config.json surfaces inside transformers: TypeError and AttributeError (not an object), ZeroDivisionError (no
 # key/value heads), StrictDataclassError (a field of another type).
+_DATA_ALONE: Mapping[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
+"""No pickle and no code of a model's author. Left open, transformers would ask on the terminal whether to run that code."""
 _LOAD_ERRORS = (
     OSError,
     ValueError,
@@ -164,8 +167,8 @@ def load_model(
     device = resolve_device(config.device)
     onto = {} if device.type == "cpu" else {"device_map": {"": device}}  # straight to the device: CPU memory may be smaller
     with _fitting(config.path, device), _loading(config.path):
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
-        model = auto.from_pretrained(config.path, dtype=dtype, **onto, **options)
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path, trust_remote_code=False)
+        model = auto.from_pretrained(config.path, dtype=dtype, **_DATA_ALONE, **onto, **options)
     return model, _fit_for_chat(tokenizer, config.path)
 
 
@@ -184,7 +187,7 @@ def load_tokenizer(path: str) -> tuple[PreTrainedTokenizerBase, GenerationConfig
     """Load the tokenizer of a folder or Hugging Face id, and the model's generation settings where it has any. Raises as
     `load_model` does."""
     with _loading(path):
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(path)
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(path, trust_remote_code=False)
     try:
         return _fit_for_chat(tokenizer, path), GenerationConfig.from_pretrained(path)
     except OSError:  # no generation config
@@ -233,6 +236,18 @@ def _refuse_incomplete(folder: Path) -> None:
                 f"the model cannot be loaded from the folder {folder}: it holds no {what} (no {' or '.join(names)})",
                 fix="give a folder that model and tokenizer were written to with save_pretrained",
             )
+    for index in folder.glob("*.safetensors.index.json"):
+        away = [name for name in _shards(index) if Path(name).name != name]
+        if away:
+            raise ModelError(f"{index} names a file in another folder: {away[0]}", fix="give a folder that holds all its weights")
+
+
+def _shards(index: Path) -> list[str]:
+    """Return the files that an index of weights names. Raises ModelError."""
+    try:
+        return [str(name) for name in json.loads(index.read_bytes())["weight_map"].values()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{index} is damaged: {error}", fix="write the model again with save_pretrained") from error
 
 
 def load_weights(folder: Path, *, like: PreTrainedModel) -> dict[str, torch.Tensor]:

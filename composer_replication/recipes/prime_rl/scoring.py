@@ -129,4 +129,4 @@ def shared_pairs(config: RunConfig, folder: Path) -> Pairs:
 
 
 def _renderer(config: RunConfig) -> ChatRenderer:
-    return ChatRenderer(AutoTokenizer.from_pretrained(config.model.path))
+    return ChatRenderer(AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=False))

@@ -55,7 +55,7 @@ def generation_config_of(path: str) -> GenerationConfig:
     try:
         return GenerationConfig.from_pretrained(path)
     except OSError:  # a policy need not have one; its config may name the tokens that end a turn
-        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(path))
+        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(path, trust_remote_code=False))
 
 
 class Episodes:

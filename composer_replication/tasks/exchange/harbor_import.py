@@ -12,7 +12,6 @@ whose Dockerfile names anything outside of its folder, is refused before anythin
 
 from __future__ import annotations
 
-import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from composer_replication.tasks.files import solved_tree, tree_files
 from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
 from composer_replication.tasks.proofs.task_copies import refuse_task_copies
-from composer_replication.tasks.spec import read_spec
+from composer_replication.tasks.spec import is_task_id, read_spec
 from composer_replication.tasks.store import Task, load_task, publish_task, write_task
 from composer_replication.types import Unscored
 from composer_replication.types.errors import SandboxError, StorageError, TaskError
@@ -91,7 +90,7 @@ def _import(top: OpenFolder, path: str, out: Path, sandbox: Sandbox, python: Pat
             config = tomllib.loads((source / "task.toml").read_text("utf-8"))
             ours = source / "tests" / SPEC_FILE
             expressed = _own(source, ours) if ours.is_file() else express(source, config, work, sandbox=sandbox, python=python)
-            if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,200}", expressed.spec.task_id) or _leads_away(expressed.spec.task_id):
+            if not is_task_id(expressed.spec.task_id):
                 raise NotExpressibleError(f"its name {expressed.spec.task_id[:80]!r} is not a name for a folder")
             _prove(expressed, sandbox, python)
             if not expressed.spec.impossible:
@@ -103,10 +102,6 @@ def _import(top: OpenFolder, path: str, out: Path, sandbox: Sandbox, python: Pat
             raise
         except (TaskError, SandboxError) as error:
             raise NotExpressibleError(error.message) from error
-
-
-def _leads_away(name: str) -> bool:
-    return bool({".", ".."} & set(name.split("/"))) or name.startswith((".", "/"))
 
 
 def _own(source: Path, spec_file: Path) -> Expressed:
