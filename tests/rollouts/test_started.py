@@ -43,7 +43,7 @@ def test_the_options_of_a_server() -> None:
     assert pairs["--logprobs-mode"] == "processed_logprobs"
     assert not {"--enable-lora", "--enable-sleep-mode", "--tensor-parallel-size"} & set(plain)
 
-    many = VllmOptions(model="m", dtype="bfloat16", window=640, lora_rank=16, gpus=(2, 3), more=("--seed", "1")).words(8000)
+    many = VllmOptions(model="m", dtype="bfloat16", window=640, lora_rank=12, gpus=(2, 3), more=("--seed", "1")).words(8000)
     assert many[-7:] == ["--enable-lora", "--max-lora-rank", "16", "--tensor-parallel-size", "2", "--seed", "1"]
     shared = VllmOptions(model="m", dtype="bfloat16", window=640, sleeps=True, more=("--gpu-memory-utilization", "0.7")).words(
         8000
@@ -79,8 +79,10 @@ def test_it_serves_until_it_is_ended(options: VllmOptions, tmp_path: Path, wire_
     wire_vllm.setenv("WIRE_VLLM", "orphan")
     wire_vllm.setenv("MASTER_ADDR", "127.0.0.1")
     (tmp_path / "log").write_text("Error: of a start before\n")
+    wire_vllm.setenv("http_proxy", "http://127.0.0.1:9")
     before = below()
     started = StartedVllm(options, tmp_path / "log", timeout_s=120)
+    wire_vllm.delenv("http_proxy")
     server = open_server("vllm", started.url)
     assert server.http.run(server.facts()).window > 0
     server.http.end()

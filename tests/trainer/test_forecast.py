@@ -14,7 +14,7 @@ from composer_replication.config import RunConfig, load_config
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.teachers.planner import Range, ReplayPlan
 from composer_replication.trainer.planning.forecast import check_forecast, duration, make_forecast
-from composer_replication.trainer.planning.trial import Trial, try_run
+from composer_replication.trainer.planning.trial import Trial, _without_judge, try_run
 from composer_replication.trainer.waiting import wait_for
 from composer_replication.types import StopReason, Trajectory, Turn
 from composer_replication.types.errors import BudgetExceededError, ConfigError
@@ -117,6 +117,11 @@ def test_money_grows_with_the_traces() -> None:
 )
 def test_durations(seconds: float, written: str) -> None:
     assert duration(seconds) == written
+
+
+def test_a_trial_asks_no_judge() -> None:
+    judged = config(loss={"hint": {"generators": ["templates", "judge"]}})
+    assert _without_judge(judged).loss.hint.generators == ("templates",)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import socket
 import subprocess
@@ -22,6 +23,9 @@ from composer_replication.types.plain_text import visible
 _ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_NO_USAGE_STATS": "1"}
 """Endpoints that load weights and adapters, and put the server to sleep."""
 _MODULE = "vllm.entrypoints.openai.api_server"
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Greatest ranks of adapters that vLLM can be started for."""
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _BETWEEN_S, _ANSWER_S, _PATIENCE_S = 0.5, 5.0, 10.0
 _ANOTHER = "Engine core initialization failed"
@@ -61,7 +65,7 @@ class VllmOptions:
         command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", self.dtype, "--max-model-len", str(self.window)]
         command += ["--logprobs-mode", "processed_logprobs"]
         if self.lora_rank:
-            command += ["--enable-lora", "--max-lora-rank", str(self.lora_rank)]
+            command += ["--enable-lora", "--max-lora-rank", str(next((r for r in _RANKS if r >= self.lora_rank), _RANKS[-1]))]
         if len(self.gpus) > 1:
             command += ["--tensor-parallel-size", str(len(self.gpus))]
         if self.sleeps:
@@ -169,7 +173,7 @@ def _free_port() -> int:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=_ANSWER_S):
+        with _DIRECT.open(url, timeout=_ANSWER_S):
             return True
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
+    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError):
         return False
