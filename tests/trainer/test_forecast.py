@@ -132,9 +132,8 @@ def test_a_trial_is_what_the_run_then_does(world: World, run_file: Path) -> None
     finish("train", str(run_file), "--steps", "1", cwd=run_file.parent)
     run = RunDir(run_file.parent / "runs" / "run")
     first = {t.trajectory_id: t for t in run.read_trajectories("main", 1)}
-    same = [first[t.trajectory_id] for t in trial.trajectories if t.trajectory_id in first]
-    for mine, its in zip(trial.trajectories, same, strict=False):
-        assert mine.turns[0].action_ids == its.turns[0].action_ids
+    same = {t.trajectory_id: t for t in trial.trajectories if t.trajectory_id in first}
+    assert all(mine.turns[0].action_ids == first[name].turns[0].action_ids for name, mine in same.items())
     (checkpoint,) = (run.ckpt_path / "main").glob("step_00001")
     written = sum((checkpoint / name).stat().st_size for name in ("model.safetensors", "learner.pt"))
     assert trial.checkpoint_bytes == pytest.approx(written, rel=0.1)

@@ -49,6 +49,9 @@ def check(config: RunConfig) -> None:
     plan = make_plan(variant, architecture, window)
     console.print(say_plan(plan, arm))
     check_fit(plan, variant)
+    if variant.rollout.server_urls:
+        console.print("no rollout was made: the server may hold the weights of another run", soft_wrap=True)
+        return
     trial = wait_for(try_run(variant, arm, Terminal(console), source))
     forecast = make_forecast(trial, variant, arm, tasks=train, held_out=len(held), arms=len(variants))
     console.print(say_forecast(forecast))

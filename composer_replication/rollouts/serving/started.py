@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -28,6 +29,8 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _BETWEEN_S, _ANSWER_S, _PATIENCE_S = 0.5, 5.0, 10.0
+_ERROR = re.compile(r"(^|\s)([\w.]*(Error|Exception)|error): \S")
+"""A line that says what went wrong, and not one of the code in a traceback."""
 _ANOTHER = "Engine core initialization failed"
 """What vLLM's server says of an error in its engine."""
 _OF_TORCHRUN = (
@@ -144,7 +147,7 @@ class StartedVllm:
             log.seek(self._began)
             said = log.read().decode("utf-8", errors="replace").splitlines()
         lines = [line.strip() for line in said if line.strip()]
-        errors = [line for line in lines if "Error" in line or "error:" in line]
+        errors = [line for line in lines if _ERROR.search(line)]
         causes = [line for line in errors if _ANOTHER not in line]
         return visible((causes or errors or lines or ["it said nothing"])[-1])[:500]
 

@@ -68,7 +68,7 @@ async def try_run(config: RunConfig, arm: str, terminal: Terminal, env: EnvSourc
         ConfigError: something is wrong with the run, or a task's prompt leaves no room for a turn.
         ComposerError: whatever a part of the recipe has to say.
     """
-    config = _without_judge(config)
+    config = _apart(_without_judge(config))
     with TemporaryDirectory(prefix="composer-trial-") as folder:
         context = RunContext.open(config, RunDir.create(Path(folder) / config.name), terminal, proven=True, env=env)
         with closing(ArmTrainer.create(context, config, arm, LogprobCache())) as trainer:
@@ -100,6 +100,11 @@ def _without_judge(config: RunConfig) -> RunConfig:
     hint = config.loss.hint
     free = hint.model_copy(update={"generators": tuple(name for name in hint.generators if name != "judge")})
     return config.model_copy(update={"loss": config.loss.model_copy(update={"hint": free})})
+
+
+def _apart(config: RunConfig) -> RunConfig:
+    """Return a run whose weights stay in its own folder."""
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"server_weights": None})})
 
 
 def _longest(context: RunContext, trainer: ArmTrainer) -> AnyTask:

@@ -25,7 +25,12 @@ from wire_servers import Backend, WireServer
 def main() -> None:
     fault = os.environ.get("WIRE_VLLM", "")
     if fault == "broken":
-        print("ValueError: \x1b[31mno device was found", "RuntimeError: Engine core initialization failed. See above.", sep="\n")
+        print(
+            "ValueError: \x1b[31mno device was found",
+            "    raise RuntimeError(",
+            "RuntimeError: Engine core initialization failed.",
+            sep="\n",
+        )
         raise SystemExit("the end")
     if fault == "orphan":
         subprocess.Popen(["sleep", "600"], start_new_session=True)
