@@ -15,7 +15,7 @@ from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
 from composer_replication.tasks.describe import Feature, InstructionStyle, describe
 from composer_replication.tasks.features.difficulty import difficulty_of
 from composer_replication.tasks.files import solved_tree, tree_files
-from composer_replication.tasks.held_out.choice import numbers_of, prove_programs
+from composer_replication.tasks.held_out.choice import joint_weakness, numbers_of, prove_programs
 from composer_replication.tasks.proofs.proof import (
     NoTaskError,
     prove,
@@ -101,10 +101,13 @@ class _Joint:
         if _way(self.tasks[0])[0] != "stub":
             refuse_without_imports(without)
         hidden = prove_programs(_merged(specs), runner, tree)
+        hidden = replace(
+            hidden, weakness=hidden.weakness or joint_weakness(hidden.programs, functions, runner, Tree(base=self.tree))
+        )
 
         def spec_of(failing: Set[str], passing: Set[str], hidden: HeldOutChecks) -> TaskSpec:
             if hidden.weakness and not any(spec.hidden.weakness for spec in specs):
-                raise NoTaskError("its held-out programs do not hold together")
+                raise NoTaskError(f"its held-out programs do not hold together: {hidden.weakness}")
             instruction = describe(self._feature(functions, failing), style)
             return self._spec(instruction, failing, passing, seconds, hidden)
 

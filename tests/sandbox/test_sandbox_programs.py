@@ -27,6 +27,7 @@ from composer_replication.sandbox.grading.programs import (
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.texts import program_of
 from composer_replication.sandbox.protocol import Limits
+from composer_replication.tasks.held_out.mutants import other_body
 from composer_replication.tasks.held_out.slices import programs_of
 from composer_replication.types.held_out_checks import HeldOutProgram
 
@@ -351,15 +352,20 @@ class Known:
     cpu_s: float = 0.01
 
 
-def mutant(source: str, name: str, text: str, numbers: list[int], most: int = 99, *, found_first: bool = False) -> Mutant:
-    [function] = [found for found in find_functions("stack.py", source.encode())[0] if found.qualname == name]
-    lines = {"def_line": function.def_line, "first_line": function.first_line, "last_line": function.last_line}
-    return Mutant(
-        **{"path": "stack.py", "qualname": name, "indent": function.indent.decode(), "text": text, **lines},
-        numbers=numbers,
-        most=most,
-        found_first=found_first,
-    )
+def mutant(
+    source: str,
+    bodies: dict[str, str],
+    numbers: list[int],
+    most: int = 99,
+    *,
+    least: int = 1,
+    found_first: bool = False,
+    **how: Any,
+) -> Mutant:
+    """Return a mutant of functions by their names, each with another body."""
+    functions = [found for found in find_functions("stack.py", source.encode())[0] if found.qualname in bodies]
+    others = [other_body(function, bodies[function.qualname], **how) for function in functions]
+    return Mutant(bodies=others, numbers=numbers, most=most, least=least, found_first=found_first)
 
 
 @pytest.fixture(scope="module")
@@ -381,7 +387,7 @@ def test_mutants_are_killed_and_the_gold_code_is_not(recorded, known, runner, at
     programs, numbers = known
     source = PROJECT + at_import
     tree = Tree(base=recorded[0], changes={"stack.py": source.encode()})
-    mutants = [mutant(source, "Stack.push", text, numbers) for text in (RETURNS_SELF, ENDLESS, GOLD_BODY)]
+    mutants = [mutant(source, {"Stack.push": text}, numbers) for text in (RETURNS_SELF, ENDLESS, GOLD_BODY)]
     pushed, endless, gold = kills_of(runner, tree, programs, mutants)
     assert pushed
     assert set(pushed) <= set(endless) <= set(numbers)
@@ -392,19 +398,19 @@ def test_mutants_are_killed_and_the_gold_code_is_not(recorded, known, runner, at
 def test_a_program_that_the_gold_code_answers_otherwise_kills_nothing(recorded, known, runner):
     programs, numbers = known
     tree = Tree(base=recorded[0])
-    [pushed] = kills_of(runner, tree, programs, [mutant(PROJECT, "Stack.push", RETURNS_SELF, numbers)])
+    [pushed] = kills_of(runner, tree, programs, [mutant(PROJECT, {"Stack.push": RETURNS_SELF}, numbers)])
     wrong = [replace(p, expected=[["returns", "no"]] * len(p.expected)) if n in pushed[:1] else p for n, p in enumerate(programs)]
     for source in (PROJECT, PROJECT + "\nStack().push(1)\n"):
         tree = Tree(base=recorded[0], changes={"stack.py": source.encode()})
-        assert kills_of(runner, tree, wrong, [mutant(source, "Stack.push", RETURNS_SELF, numbers)]) == [pushed[1:]]
-        assert kills_of(runner, tree, wrong, [mutant(source, "Stack.push", RETURNS_SELF, numbers, most=1)]) == [pushed[1:2]]
+        assert kills_of(runner, tree, wrong, [mutant(source, {"Stack.push": RETURNS_SELF}, numbers)]) == [pushed[1:]]
+        assert kills_of(runner, tree, wrong, [mutant(source, {"Stack.push": RETURNS_SELF}, numbers, most=1)]) == [pushed[1:2]]
 
 
 @pytest.mark.slow
 def test_after_a_mutant_that_survives_none_is_tried(recorded, known, runner):
     programs, numbers = known
     bodies = [(GOLD_BODY, "Stack.push"), (RETURNS_SELF, "Stack.push"), ("return None", "Stack.pop")]
-    mutants = [mutant(PROJECT, name, text, numbers) for text, name in bodies]
+    mutants = [mutant(PROJECT, {name: text}, numbers) for text, name in bodies]
     gold, never, other = kills_of(runner, Tree(base=recorded[0]), programs, mutants)
     assert gold == never == []
     assert other
@@ -413,11 +419,11 @@ def test_after_a_mutant_that_survives_none_is_tried(recorded, known, runner):
 @pytest.mark.slow
 def test_the_stub_is_tried_on_what_kills_the_others(recorded, known, runner):
     programs, numbers = known
-    [told] = kills_of(runner, Tree(base=recorded[0]), programs, [mutant(PROJECT, "Stack.push", RETURNS_SELF, numbers)])
+    [told] = kills_of(runner, Tree(base=recorded[0]), programs, [mutant(PROJECT, {"Stack.push": RETURNS_SELF}, numbers)])
     last = told[-1:]
     mutants = [
-        mutant(PROJECT, "Stack.push", RETURNS_SELF, last, most=1),
-        mutant(PROJECT, "Stack.push", "raise NotImplementedError", numbers, most=2, found_first=True),
+        mutant(PROJECT, {"Stack.push": RETURNS_SELF}, last, most=1),
+        mutant(PROJECT, {"Stack.push": "raise NotImplementedError"}, numbers, most=2, found_first=True),
     ]
     assert kills_of(runner, Tree(base=recorded[0]), programs, mutants) == [
         last,
@@ -477,12 +483,69 @@ def test_known_calls_are_answered_as_the_gold_code_does(tmp_path, runner, at_imp
         ("later", 9, "return x"),
     ):
         known = [number for seen in found[first : first + 2] for number, _ in seen["calls"][f"stack.py::{name}"]]
-        one = mutant(source, name, body, list(range(len(steps))))
-        assert kills_of(runner, tree, programs, [replace(one, known=known)]) == [[first + 2]], name
-        assert kills_of(runner, tree, programs, [replace(one, known=known, least=2)]) == [[]], "one is too few"
-        told = kills_of(runner, tree, programs, [replace(one, known=[])])
+        all_of_them = list(range(len(steps)))
+        one = mutant(source, {name: body}, all_of_them, known=known)
+        assert kills_of(runner, tree, programs, [one]) == [[first + 2]], name
+        assert kills_of(runner, tree, programs, [replace(one, least=2)]) == [[]], "one is too few"
+        told = kills_of(runner, tree, programs, [mutant(source, {name: body}, all_of_them, known=[])])
         assert set(told[0]) <= {first, first + 1, first + 2}
         assert len(told[0]) >= 2, name
+
+
+PAIR = """\
+class Box:
+    def __init__(self, item):
+        self.item = item
+
+
+def pack(item):
+    made = Box([item])
+    return made
+
+
+def unpack(box):
+    [item] = box.item
+    return item
+
+
+def first(*items):
+    [item] = list(items)[:1]
+    return item, len(items)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_import", ["", "\nunpack(pack(1))\n"], ids=["in the functions", "in a changed file"])
+def test_bodies_of_several_functions_are_tried_at_once(tmp_path, runner, at_import):
+    """What goes in and comes out again says nothing of either of two functions that are both left out."""
+    source = PAIR + at_import
+    (tmp_path / "stack.py").write_text(source)
+    steps = [
+        [*call("stack:pack", number), (1, {"do": "call", "of": ["named", "stack:unpack"], "args": [["step", 0]]})]
+        for number in (7, 8)
+    ]
+    tree = Tree(base=tmp_path)
+    found = examine_programs(runner, tree, steps, lines=True)
+    programs = [Known(program, seen["answers"]) for program, seen in zip(steps, found, strict=True)]
+    pack, unpack = {"pack": "return item"}, {"unpack": "return box"}
+    mutants = [mutant(source, bodies, [0, 1]) for bodies in (pack, unpack, {**pack, **unpack})]
+    assert kills_of(runner, tree, programs, mutants) == [[0, 1], [0, 1], []]
+    known = [number for number, _ in found[0]["calls"]["stack.py::pack"]]
+    swapped = {"pack": "return Box([0])", "unpack": "return 0"}
+    assert kills_of(runner, tree, programs, [mutant(source, swapped, [0, 1], known=known)]) == [[0, 1]], "unpack knows no call"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_import", ["", "\nfirst(1)\n"], ids=["in the function", "in a changed file"])
+def test_a_line_in_front_of_a_body_leaves_it_there(tmp_path, runner, at_import):
+    source = PAIR + at_import
+    (tmp_path / "stack.py").write_text(source)
+    steps = [call("stack:first", *range(count)) for count in (1, 2, 3, 4)]
+    tree = Tree(base=tmp_path)
+    found = examine_programs(runner, tree, steps, lines=True)
+    programs = [Known(program, seen["answers"]) for program, seen in zip(steps, found, strict=True)]
+    one = mutant(source, {"first": "items = items[:2]"}, [0, 1, 2, 3], in_front=True)
+    assert kills_of(runner, tree, programs, [one]) == [[2, 3]]
 
 
 @pytest.mark.slow
@@ -494,9 +557,9 @@ def test_a_mutant_that_cannot_be_imported_is_killed_unless_it_knows_calls(tmp_pa
     tree = Tree(base=tmp_path)
     found = examine_programs(runner, tree, steps, lines=True)
     programs = [Known(program, seen["answers"]) for program, seen in zip(steps, found, strict=True)]
-    one = mutant(source, "triple", "return None", [0, 1, 2])
+    one = mutant(source, {"triple": "return None"}, [0, 1, 2])
     assert kills_of(runner, tree, programs, [one]) == [[0, 1, 2]]
-    assert kills_of(runner, tree, programs, [replace(one, known=[])]) == [[]]
+    assert kills_of(runner, tree, programs, [mutant(source, {"triple": "return None"}, [0, 1, 2], known=[])]) == [[]]
 
 
 WATCHED = """

@@ -32,7 +32,9 @@ class Function:
     def_line: int
     """1-based, the line of the word `def`."""
     parameters: tuple[str, ...]
-    """Names, those by position first."""
+    """Names, those by position first, without that of `**`."""
+    rest: str = ""
+    """The one that takes any number of arguments by position (`*args`); empty where there is none."""
     first_line: int
     """1-based, the first line to remove: the one after the docstring, or after the signature."""
     last_line: int
@@ -131,6 +133,7 @@ def _examine(path: str, qualname: str, node: _Def, lines: list[bytes], keep_docs
         qualname=qualname,
         def_line=node.lineno,
         parameters=_parameters(node.args),
+        rest=node.args.vararg.arg if node.args.vararg else "",
         first_line=after + 1,
         last_line=last,
         indent=indent,

@@ -1,4 +1,5 @@
-"""Bodies of one line that implement nothing, put in the place of a function's body."""
+"""Bodies of one line that implement nothing, put in the place of a function's body or of those of several functions at once, and
+lines in front of a body that cut its arguments short."""
 
 from __future__ import annotations
 
@@ -21,6 +22,16 @@ _BODIES = (
 """From the simplest on. FIRST, SECOND and LAST are the function's parameters, where it has as many."""
 
 _COMMON = ("return None", "raise ValueError", "raise KeyError")
+_KEPT_IN = (
+    "type('Kept', (), {})",
+    "next(c for c in globals().values() if isinstance(c, type) and c.__module__ == __name__)",
+    "[c for c in globals().values() if isinstance(c, type) and c.__module__ == __name__][-1]",
+)
+"""Classes whose objects may keep an argument: any, or the first or last that the function's module defines."""
+_LONG, _MANY = 8, (2, 4)
+"""Items of an argument, and arguments by position, behind which nothing is looked at."""
+_MOST_SHORTENED = 3
+"""Parameters of a function that are cut short, each alone."""
 
 
 def trivial_bodies(function: Function) -> list[str]:
@@ -34,6 +45,47 @@ def bodies_by_heart(function: Function) -> list[str]:
     The constants worth trying there are the function's own answers."""
     filled = (_filled(body, function.parameters) for body in (*_COMMON, *(body for body in _BODIES if _depends(body))))
     return [body for body in dict.fromkeys(filled) if body is not None]
+
+
+def joint_bodies(functions: Sequence[Function]) -> list[tuple[str, ...]]:
+    """Return trivial bodies for several functions at once, one for each in every tuple: all of one kind, or such as keep an
+    argument where one function gets it and give it back where another is asked."""
+    alike = [tuple(_filled(body, f.parameters) or "return None" for f in functions) for body in _BODIES if body != STUB]
+    return list(dict.fromkeys([*alike, *_keeping(functions)]))
+
+
+def joint_bodies_by_heart(functions: Sequence[Function]) -> list[tuple[str, ...]]:
+    """Return those of `joint_bodies` that depend on the arguments, and some others (`bodies_by_heart`)."""
+    bodies = (*_COMMON, *(body for body in _BODIES if _depends(body)))
+    alike = [tuple(_filled(body, f.parameters) or "return None" for f in functions) for body in bodies]
+    return list(dict.fromkeys([*alike, *_keeping(functions)]))
+
+
+def shortened(function: Function) -> list[str]:
+    """Return lines that cut one argument each, as in work that looks at no more of it than some tests have."""
+    own = [name for name in function.parameters if name not in ("self", "cls", function.rest)][:_MOST_SHORTENED]
+    many = [f"{function.rest} = {function.rest}[:{count}]" for count in _MANY if function.rest]
+    return many + [f"{name} = {name}[:{_LONG}] if isinstance({name}, (str, bytes, list, tuple)) else {name}" for name in own]
+
+
+def _keeping(functions: Sequence[Function]) -> list[tuple[str, ...]]:
+    return [tuple(_kept(function.parameters, kind) for function in functions) for kind in _KEPT_IN]
+
+
+def _kept(names: Sequence[str], kind: str) -> str:
+    """Return a body that keeps an argument in an object of a class, or gives back what an object keeps."""
+    if not names:
+        return "return None"
+    first, last = names[0], names[-1]
+    if first == "self" and last != first:
+        return f"return vars(self).update(kept={last})"
+    made = f"object.__new__({'cls' if first == 'cls' else kind})"
+    make = f"(lambda made: vars(made).update(kept={last if first == 'cls' else first}) or made)({made})"
+    return (
+        f"return {make}"
+        if first == "cls"
+        else f"return vars({first})['kept'] if 'kept' in getattr({first}, '__dict__', ()) else {make}"
+    )
 
 
 def _depends(body: str) -> bool:

@@ -25,7 +25,7 @@ _CPU_S, _WALL_S = 2.0, 10.0
 """Limits of one program when it judges."""
 _GOLD_CPU_S, _GOLD_WALL_S = 0.5, 3.0
 """Limits of one program on the gold code: less, so that a slower machine does not turn right into wrong."""
-_LONGER, _LEAST_CPU_S = 5.0, 0.05
+_LONGER, _LEAST_CPU_S = 5.0, 0.1
 """A mutant that takes so many times the gold code's CPU-seconds, and at least so many, has no end."""
 
 
@@ -105,8 +105,8 @@ class KnownProgram(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mutant:
-    """The gold code with another body of one function, and the programs that it is tried on, by number, in order."""
+class OtherBody:
+    """A line of code in the place of one function's body, or in front of it."""
 
     path: str
     qualname: str
@@ -116,17 +116,26 @@ class Mutant:
     last_line: int
     indent: str
     text: str
-    """The body, one line."""
+    """One line."""
+    known: Sequence[int] | None = None
+    """Calls of the function (`steps.calls.call_of`) that are answered as the gold code does, as if by heart; the line is for all
+    others. None has it answer every call."""
+    in_front: bool = False
+    """Whether the function's own body follows the line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """The gold code with other bodies of some functions, and the programs that it is tried on, by number, in order."""
+
+    bodies: Sequence[OtherBody]
     numbers: Sequence[int]
     most: int
     """Stop after this many programs that kill it: it answers them wrongly."""
     least: int = 1
     """It survives when fewer programs than this kill it."""
-    known: Sequence[int] | None = None
-    """Calls of the function (`steps.calls.call_of`) that are answered as the gold code does, as if by heart; the body is for all
-    others. None has the body answer every call."""
     found_first: bool = False
-    """Begin with the programs that kill the function's mutants before this one, all of them."""
+    """Begin with the programs that kill the mutants of the same functions before this one, all of them."""
 
 
 def kills_of(
@@ -135,8 +144,8 @@ def kills_of(
     """Return for each mutant the numbers of the programs that kill it: the gold code answers them as expected, and it does not.
     None do where it survives; all do where its file cannot be imported and it knows no call.
 
-    Once a mutant of a function survives, the function's others are not tried, and get an empty list too. None when the sandbox
-    ended early. Raises SandboxError.
+    Once a mutant survives, the others of the same functions are not tried, and get an empty list too. None when the sandbox ended
+    early. Raises SandboxError.
     """
     request = {
         "mode": "mutants",

@@ -44,7 +44,8 @@ _AIMS, _TOWARDS = 4, 4
 """Programs of a function that these are made from, and how many of each."""
 _ROUNDS = 2
 """Rounds of these, each for the functions that the one before brought further and not far enough."""
-_SLOW_S = 0.2
+SLOW_S = 0.2
+"""CPU-seconds of the gold code above which a program is not kept."""
 _MISUSE = frozenset({"TypeError", "AttributeError", "NameError", "RecursionError", "MemoryError", "SystemExit", "TimeoutError"})
 """Exceptions never expected of a varied program."""
 _OF_THE_MACHINE = re.compile(r"0x[0-9a-fA-F]{6,}|/repo\b|/tmp\b")
@@ -316,7 +317,7 @@ def _observed(
 ) -> ObservedProgram | None:
     """Return a program with the answers that were the same each time and that count; None for one that is not to be relied on."""
     done = [one for one in times if one is not None and not one["unsteady"]]
-    if len(done) < len(times) or min(one["seconds"] for one in done) > _SLOW_S:
+    if len(done) < len(times) or min(one["seconds"] for one in done) > SLOW_S:
         return None
     answers = zip(*(one["answers"] for one in done), strict=True)
     expected = [same[0] if all(one == same[0] for one in same) and _counts(same[0], errors) else None for same in answers]

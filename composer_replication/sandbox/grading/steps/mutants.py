@@ -1,4 +1,4 @@
-"""Mutants of the gold code, each with another body of one function, tried on programs of steps inside a sandbox.
+"""Mutants of the gold code, each with another body of one function or several, tried on programs of steps inside a sandbox.
 
 The text of this module runs behind that of `steps.replay` and in front of `steps.driver`.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from composer_replication.sandbox.grading.steps.replay import Program, import_modules, in_fork, modules_of, run
 
 _UNKNOWN = "__composer_unknown__"
-"""Built-in function by which mutants ask whether the call that they are in is no known one."""
+"""Built-in function by which other bodies ask whether the call that they are in is no known one."""
 _IMPORT_CPU_S, _IMPORT_WALL_S = 5.0, 20.0
 """Limits of importing what a file with another body is part of; CPU-seconds of programs are not counted."""
 
@@ -43,33 +43,48 @@ def lines_of(place: str) -> list[bytes]:
         return file.read().removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True)
 
 
-def lines_with(mutant: dict[str, Any], lines: Sequence[bytes], gold: CodeType) -> list[bytes]:
-    """Return the lines of a function's body with another one in its place, or, where the answers to `known` calls are given as by
-    heart, in front of it for all other calls."""
-    text = mutant["text"]
-    if mutant["known"] is None:
-        return [f"{mutant['indent']}{text}\n".encode()]
+def lines_with(body: dict[str, Any], lines: Sequence[bytes], gold: CodeType) -> list[bytes]:
+    """Return the lines of a function with another body in the place of its own, or in front of that: for every call, or, where
+    the answers to `known` calls are given as by heart, for all other calls."""
+    text, own = body["text"], lines[body["first_line"] - 1 : body["last_line"]]
+    if body["known"] is None:
+        return [f"{body['indent']}{text}\n".encode(), *(own if body["in_front"] else ())]
     if text.startswith("return ") and gold.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
         items = text.removeprefix("return ")
         text = "return" if gold.co_flags & CO_ASYNC_GENERATOR or items == "None" else f"yield from {items}; return"
-    return [f"{mutant['indent']}if {_UNKNOWN}(): {text}\n".encode(), *lines[mutant["first_line"] - 1 : mutant["last_line"]]]
+    return [f"{body['indent']}if {_UNKNOWN}(): {text}\n".encode(), *own]
 
 
-def replace_body(mutant: dict[str, Any]) -> None:
-    """Have the module that holds a function compiled with another body in it."""
+def replace_bodies(bodies: Sequence[dict[str, Any]]) -> None:
+    """Have the modules that hold some functions compiled with other bodies in them."""
     original = importlib.machinery.SourceFileLoader.get_code
-    place = os.path.join(os.getcwd(), mutant["path"])
-    lines = lines_of(place)
-    gold = code_named(compile(b"".join(lines), place, "exec", dont_inherit=True), mutant["qualname"])
-    if gold is None:
-        raise ValueError(f"{mutant['path']} has no {mutant['qualname']}")
-    lines[mutant["first_line"] - 1 : mutant["last_line"]] = lines_with(mutant, lines, gold)
-    text = b"".join(lines).decode()
+    files: dict[str, list[dict[str, Any]]] = {}
+    for body in bodies:
+        files.setdefault(place_of(body), []).append(body)
+    texts = {place: text_with(place, found) for place, found in files.items()}
 
     def get_code(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
-        return compile(text, place, "exec", dont_inherit=True) if loader.path == place else original(loader, name)
+        place = str(loader.path)
+        return compile(texts[place], place, "exec", dont_inherit=True) if place in texts else original(loader, name)
 
     importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]
+
+
+def place_of(body: dict[str, Any]) -> str:
+    """Return the absolute path of a function's file."""
+    return os.path.join(os.getcwd(), body["path"])
+
+
+def text_with(place: str, bodies: Sequence[dict[str, Any]]) -> str:
+    """Return a file with other bodies in it."""
+    lines = lines_of(place)
+    module = compile(b"".join(lines), place, "exec", dont_inherit=True)
+    for body in sorted(bodies, key=lambda body: -int(body["first_line"])):
+        gold = code_named(module, body["qualname"])
+        if gold is None:
+            raise ValueError(f"{body['path']} has no {body['qualname']}")
+        lines[body["first_line"] - 1 : body["last_line"]] = lines_with(body, lines, gold)
+    return b"".join(lines).decode()
 
 
 def code_named(code: CodeType, qualname: str) -> CodeType | None:
@@ -80,33 +95,34 @@ def code_named(code: CodeType, qualname: str) -> CodeType | None:
     return next((found for found in inner if found is not None), None)
 
 
-def code_with(mutant: dict[str, Any], lines: Sequence[bytes], old: CodeType) -> CodeType | None:
+def code_with(body: dict[str, Any], lines: Sequence[bytes], old: CodeType) -> CodeType | None:
     """Compile a function with another body, from its own lines between empty classes; None where that is not the same as in its
     file."""
-    header = lines[mutant["def_line"] - 1 : mutant["first_line"] - 1]
+    header = lines[body["def_line"] - 1 : body["first_line"] - 1]
     margin = header[0][: len(header[0]) - len(header[0].lstrip())]
-    classes = mutant["qualname"].split(".")[:-1]
+    classes = body["qualname"].split(".")[:-1]
     around = [f"class {name}:\n".encode() for name in classes] or ([b"if True:\n"] if margin else [])
     if len(around) > len(margin):
         return None
     opened = [margin[:depth] + line for depth, line in enumerate(around)]
-    indent = mutant["indent"].encode()
+    indent = body["indent"].encode()
     kept = [indent + name.encode() + b"\n" for name in old.co_freevars]  # a name that is read stays a free variable
-    text = b"".join([*opened, *header, *lines_with(mutant, lines, old), *kept])
+    text = b"".join([*opened, *header, *lines_with(body, lines, old), *kept])
     try:
-        new = code_named(compile(text, old.co_filename, "exec", dont_inherit=True), mutant["qualname"])
+        new = code_named(compile(text, old.co_filename, "exec", dont_inherit=True), body["qualname"])
     except SyntaxError:
         return None
     return new if new is not None and new.co_freevars == old.co_freevars else None
 
 
-def set_known_calls(known: Sequence[int] | None) -> None:
-    """Say which calls of its function a mutant answers as the gold code does; None for all."""
-    calls = frozenset(known or ())
+def set_known_calls(bodies: Sequence[dict[str, Any]]) -> None:
+    """Say which calls of their functions other bodies leave to the gold code: all where nothing is said of a function."""
+    known = {(place_of(body), body["qualname"]): frozenset(body["known"] or ()) for body in bodies}
 
     def is_unknown() -> bool:
         frame = sys._getframe(1)
-        return known is not None and call_of(frame.f_code, frame.f_locals) not in calls
+        calls = known.get((frame.f_code.co_filename, frame.f_code.co_qualname))
+        return calls is not None and call_of(frame.f_code, frame.f_locals) not in calls
 
     vars(builtins)[_UNKNOWN] = is_unknown
 
@@ -173,32 +189,36 @@ class Mutants:
     def kills_of_all(self, mutants: Sequence[dict[str, Any]]) -> list[list[int]]:
         """Return for each mutant the first `most` of its `numbers` whose programs kill it; none where fewer than `least` do.
 
-        Once a mutant of a function survives, the function's others are not tried, and get an empty list too.
+        Once a mutant survives, the others of the same functions are not tried, and get an empty list too.
         """
         answers: list[list[int]] = []
-        survived: set[tuple[str, str]] = set()
-        killers: dict[tuple[str, str], dict[int, None]] = {}
+        survived: set[tuple[str, ...]] = set()
+        killers: dict[tuple[str, ...], dict[int, None]] = {}
         for mutant in mutants:
-            function = (mutant["path"], mutant["qualname"])
-            known = killers.setdefault(function, {})
+            functions = tuple(f"{body['path']}::{body['qualname']}" for body in mutant["bodies"])
+            known = killers.setdefault(functions, {})
             first = known if mutant["found_first"] else {}
             numbers = [*first, *(number for number in mutant["numbers"] if number not in first)]
-            found = [] if function in survived else self.kills_of(mutant, numbers, max(mutant["most"], len(first)))
+            found = [] if functions in survived else self.kills_of(mutant["bodies"], numbers, max(mutant["most"], len(first)))
             known.update(dict.fromkeys(found))
             if len(found) < mutant["least"]:
-                survived.add(function)
+                survived.add(functions)
                 found = []
             answers.append(found)
         return answers
 
-    def kills_of(self, mutant: dict[str, Any], numbers: Sequence[int], most: int) -> list[int]:
+    def kills_of(self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int) -> list[int]:
         """Return the first `most` of the numbers whose programs kill a mutant."""
-        set_known_calls(mutant["known"])
-        functions = self.find(mutant["path"], mutant["qualname"])
-        lines = lines_of(os.path.join(os.getcwd(), mutant["path"]))
-        codes = [code_with(mutant, lines, function.__code__) for function in functions]
-        if not codes or None in codes:
-            return self.kills_in_file(mutant, numbers, most)
+        set_known_calls(bodies)
+        functions: list[FunctionType] = []
+        codes: list[CodeType | None] = []
+        for body in bodies:
+            found = self.find(body["path"], body["qualname"])
+            lines = lines_of(place_of(body))
+            functions += found
+            codes += [code_with(body, lines, function.__code__) for function in found] or [None]
+        if None in codes:
+            return self.kills_in_files(bodies, numbers, most)
 
         def kills(number: int) -> bool:
             with swapped(functions, codes):
@@ -207,27 +227,32 @@ class Mutants:
 
         return list(itertools.islice(filter(kills, numbers), most))
 
-    def kills_in_file(self, mutant: dict[str, Any], numbers: Sequence[int], most: int) -> list[int]:
-        """Do `kills_of` with a changed file. All programs kill a mutant whose module cannot be imported with it, or not to the
+    def kills_in_files(self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int) -> list[int]:
+        """Do `kills_of` with changed files. All programs kill a mutant whose modules cannot be imported with it, or not to the
         end. One that knows calls does as the gold code does until then: if it is not imported, that says nothing, and it
         survives."""
-        work = partial(self.kills_imported, mutant, numbers, most)
+        work = partial(self.kills_imported, bodies, numbers, most)
         found = in_fork(work, cpu_s=_IMPORT_CPU_S, wall_s=_IMPORT_WALL_S)
         if found is None:
-            return [] if mutant["known"] is not None else list(itertools.islice(filter(self.holds, numbers), most))
+            return [] if knows_calls(bodies) else list(itertools.islice(filter(self.holds, numbers), most))
         if all(map(self.holds, found)):
             return list(found)
-        return self.kills_in_file(mutant, [number for number in numbers if self.holds(number)], most)
+        return self.kills_in_files(bodies, [number for number in numbers if self.holds(number)], most)
 
-    def kills_imported(self, mutant: dict[str, Any], numbers: Sequence[int], most: int) -> list[int]:
+    def kills_imported(self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int) -> list[int]:
         forget_tree()
-        replace_body(mutant)
-        set_known_calls(None)  # what a module calls when it is imported, it calls for every test
+        replace_bodies(bodies)
+        set_known_calls(())  # what a module calls when it is imported, it calls for every test
         programs = [self.programs[number] for number in numbers]
         import_modules(programs)
-        set_known_calls(mutant["known"])
+        set_known_calls(bodies)
         wanted = self.imported & {*modules_of([list(map(list, program)) for program in programs])}
-        if mutant["known"] is not None and not wanted <= sys.modules.keys():
+        if knows_calls(bodies) and not wanted <= sys.modules.keys():
             return []
         kills = (number for number in numbers if self.is_wrong(number, self.mutant_cpu_s[number]))
         return list(itertools.islice(kills, most))
+
+
+def knows_calls(bodies: Sequence[dict[str, Any]]) -> bool:
+    """Return whether a mutant answers some calls as by heart."""
+    return any(body["known"] is not None for body in bodies)
