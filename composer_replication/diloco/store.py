@@ -25,6 +25,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedEr
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStore, S3Store
 
 from composer_replication.types.errors import ConfigError, ObjectStoreError, one_of
+from composer_replication.types.secrets import quoted
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
@@ -38,6 +39,8 @@ _CREDENTIALS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY",
 }
 """Environment variables in which a bucket's client finds its credentials."""
+_SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY")
+"""Environment variables whose values no message repeats."""
 _MEMORY: dict[str, MemoryStore] = {}
 """The stores of this process, by name."""
 _PAGE = 1000
@@ -288,7 +291,8 @@ def _said(error: Exception) -> str:
     """Return one line of what a client or server says: its words, and for a page of XML the code in it."""
     words, page, rest = str(error).partition("\n\nDebug source")[0].partition("<?xml")
     code = _CODE.search(rest) if page else None
-    return " ".join(words.split())[:400] + (code[1] if code else "")
+    known = [os.environ.get(name, "") for name in _SECRET_VARIABLES]
+    return quoted(" ".join(words.split()), *known, most=400) + (code[1] if code else "")
 
 
 @contextmanager

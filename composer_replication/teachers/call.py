@@ -15,8 +15,7 @@ import openai
 
 from composer_replication.teachers.reply import Reply, read_reply
 from composer_replication.teachers.teacher import Question, Teacher
-from composer_replication.types.plain_text import visible
-from composer_replication.types.secrets import without_secrets
+from composer_replication.types.secrets import quoted, without_secrets
 
 CALL_ID_HEADER = "X-Client-Request-Id"
 """Carries the ledger's name of the call, so that the logs of a gateway or provider can be compared with the ledger."""
@@ -27,8 +26,8 @@ _NEVER_SENT = frozenset(
 """Names of transport errors before a request has left, so that it cannot be billed. By name, because the classes are those of
 httpx or of httpx2, depending on the version of openai."""
 _CONNECT_S = 10.0
-_MOST_READ, _LONGEST_REASON = 20_000, 300
-"""Characters of an endpoint's error that are looked at, and of them that are shown."""
+_LONGEST_REASON = 300
+"""Characters of an endpoint's error that are shown."""
 _LONGEST_PAUSE_S = 120.0
 _HOPELESS_STATUS = frozenset({401, 402, 403, 404})
 """No key, no credit, no permission, no such model: every further question would fail in the same way."""
@@ -134,11 +133,6 @@ def _without_key(reply: Reply, key: str) -> Reply:
     return dataclasses.replace(reply, content=clean(reply.content), calls=calls, finish_reason=clean(reply.finish_reason))
 
 
-def _words(text: object, key: str) -> str:
-    """Return what an endpoint said, fit for a message: without credentials, without control characters, and short."""
-    return visible(without_secrets(str(text)[:_MOST_READ], key))[:_LONGEST_REASON]
-
-
 def _no_answer(
     teacher: Teacher, error: openai.APIStatusError | openai.APIConnectionError, failed_before: int, key: str
 ) -> NoAnswerError:
@@ -147,15 +141,20 @@ def _no_answer(
         return _refused(error, usual, key)
     cause = error.__cause__ or error
     if type(error.__cause__).__name__ in _NEVER_SENT:
-        return NoAnswerError(Failure.UNREACHABLE, f"cannot be reached: {_words(cause, key)}", hopeless=True, pause_s=usual)
+        return NoAnswerError(
+            Failure.UNREACHABLE,
+            f"cannot be reached: {quoted(str(cause), key, most=_LONGEST_REASON)}",
+            hopeless=True,
+            pause_s=usual,
+        )
     if isinstance(error, openai.APITimeoutError):
         return _timed_out(teacher)
-    return NoAnswerError(Failure.LOST, f"the connection was lost: {_words(cause, key)}")
+    return NoAnswerError(Failure.LOST, f"the connection was lost: {quoted(str(cause), key, most=_LONGEST_REASON)}")
 
 
 def _refused(error: openai.APIStatusError, usual: float, key: str) -> NoAnswerError:
     status = error.status_code
-    reason = f"HTTP {status}: {_words(error.message, key)}"
+    reason = f"HTTP {status}: {quoted(error.message, key, most=_LONGEST_REASON)}"
     if status in _GATEWAY_STATUS:
         return NoAnswerError(Failure.GATEWAY, reason)
     if status < 500 and status not in _PASSING_STATUS:

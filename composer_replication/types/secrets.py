@@ -7,11 +7,17 @@ or a command line carries where a secret belongs.
 
 from __future__ import annotations
 
+import base64
+import functools
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
+
+from composer_replication.types.plain_text import visible
 
 _NUMBER = r"\d{1,6}[ \t]{0,4}(?:→|\\t|[\t:|-])"
 _BETWEEN = rf"(?:[\s\"'\\+,()|>]|\\n|{_NUMBER}|[A-Za-z-]{{1,20}}: [^\n]*\n){{0,200}}"
@@ -163,6 +169,9 @@ _REPEATS, _HEX_GUESS, _GUESS = 2.5, 3.0, 3.5
 """Bits per character below which a marked key is filler, and a hexadecimal or another literal no random one."""
 _MAX_ARMOUR = 1 << 15
 _SHORTEST_KEY, _REDACTED = 8, "[REDACTED]"
+_JSON_BEGINS = ("{", "[", '"')
+_MOST_READ = 20_000
+"""Characters beyond those shown in which unknown credentials are looked for: more than one can be long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,20 +210,85 @@ def secrets_in_log(text: str) -> Iterator[Secret]:
 
 
 def without_secrets(text: str, *known: str, certain: bool = False) -> str:
-    """Return `text` without credentials: `[REDACTED]` stands where one was.
+    """Return `text` without credentials: `[REDACTED]` stands where one was. In a JSON text those that escapes spell are found as
+    well, and so are those in JSON that its strings hold.
 
     Args:
-        known: credentials by value, such as the key that was sent. One of less than 8 characters is none: local servers are given
-            words such as `EMPTY`.
+        known: credentials by value, such as the key that was sent, which are found in every spelling of `_spellings`. One of less
+            than 8 characters is none: local servers are given words such as `EMPTY`.
         certain: of the unknown ones take out those only that have their issuer's form; otherwise all that `secrets_in_log` finds.
     """
-    found = {key for key in known if len(key) >= _SHORTEST_KEY}
-    for key in sorted(found, key=len, reverse=True):
-        text = text.replace(key, _REDACTED)
+    if len(text) < _SHORTEST_KEY:
+        return text
+    text = _without_known(text, known)
     guesses = {secret.text for secret in secrets_in_log(text) if secret.certain or not certain}
     for guess in sorted(guesses, key=len, reverse=True):
         text = text.replace(guess, _REDACTED)
+    if "\\" in text and text.lstrip()[:1] in _JSON_BEGINS:
+        text = _with_strings(text, lambda string: without_secrets(string, *known, certain=certain))
     return text
+
+
+def quoted(text: str, *known: str, most: int) -> str:
+    """Return what somebody else said, fit for a message: without credentials, without control characters, and short.
+
+    Args:
+        known: credentials by value, as for `without_secrets`.
+        most: characters that are kept.
+    """
+    return visible(without_secrets(_without_known(text, known)[: _MOST_READ + most], *known))[:most]
+
+
+def _without_known(text: str, known: Iterable[str]) -> str:
+    for key in sorted({key for key in known if len(key) >= _SHORTEST_KEY}, key=len, reverse=True):
+        text = _spellings(key).sub(_REDACTED, text)
+    return text
+
+
+@functools.lru_cache(maxsize=64)
+def _spellings(key: str) -> re.Pattern[str]:
+    """Compile the spellings of a key: as it is, with any of its characters escaped (JSON, Python, URLs, some of them repeatedly),
+    in hexadecimal, and in base64 wherever it begins in what is encoded."""
+    data = key.encode("utf-8", "surrogatepass")
+    forms = ["".join(map(_escaped, key)), f"(?i:{data.hex()})"]
+    for before in range(3):  # in base64 three bytes are four characters; the first and the last may also hold bits of a neighbour
+        inner = base64.b64encode(bytes(before) + data).decode()[-(-8 * before // 6) : 8 * (before + len(data)) // 6]
+        forms.append("".join(_IN_BASE64.get(character, character) for character in inner))
+    return re.compile("|".join(forms))
+
+
+def _escaped(character: str) -> str:
+    """Return the pattern of a character, as it is or escaped. Runs are bounded, so that a search takes linear time."""
+    data, units = character.encode("utf-8", "surrogatepass"), character.encode("utf-16-be", "surrogatepass").hex()
+    percent = "".join(f"%(?:25){{0,3}}{byte:02x}" for byte in data)
+    python = "".join(f"\\\\{{1,8}}x{byte:02x}" for byte in data)
+    as_json = "".join(f"\\\\{{1,8}}u{units[at : at + 4]}" for at in range(0, len(units), 4))
+    plain = character if character.isalnum() else f"\\\\{{0,8}}{re.escape(character)}"
+    return f"(?:{plain}|(?i:{percent}|{as_json}|{python}))"
+
+
+_IN_BASE64 = {"+": f"(?:{_escaped('+')}|-)", "/": f"(?:{_escaped('/')}|_)"}
+
+
+def _with_strings(text: str, clean: Callable[[str], str]) -> str:
+    """Return a JSON text whose strings went through `clean`; the text itself where it is no JSON, or where nothing changed."""
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, str):
+            return clean(value)
+        return type(value)(map(cleaned, value)) if isinstance(value, list | tuple) else value
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return {name: plain(item) for name, item in value}
+        return [plain(item) for item in value] if isinstance(value, list) else value
+
+    try:
+        value = json.loads(text, object_pairs_hook=tuple)  # a tuple of pairs, for a name may come twice
+        found = cleaned(value)
+        return text if found == value else json.dumps(plain(found), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _values_in_places(kind: str, pattern: re.Pattern[str], text: str, asked: str) -> Iterator[Secret]:

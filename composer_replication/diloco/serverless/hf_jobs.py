@@ -12,6 +12,7 @@ from composer_replication.diloco.serverless.cloud import GRACE_S, INSTALL, PYTHO
 from composer_replication.diloco.serverless.launch import Launch
 from composer_replication.diloco.serverless.protocol import ReplicaStatus
 from composer_replication.types.errors import BackendError, ConfigError
+from composer_replication.types.secrets import quoted
 
 _STAGES = {
     "SCHEDULING": ReplicaStatus.PENDING,
@@ -110,7 +111,7 @@ class HFJobsExecutor(CloudExecutor):
 
 def _refusal(error: Any) -> ConfigError | BackendError:
     status = error.response.status_code
-    said = " ".join((error.server_message or str(error)).split())[:300]
+    said = quoted(" ".join((error.server_message or str(error)).split()), most=300)
     if status in _REFUSED:
         fix = "set HF_TOKEN to a token that may run jobs in this namespace, or run `hf auth login`"
         return ConfigError(f"Hugging Face refuses the token ({status}): {said}", fix=fix)

@@ -13,6 +13,7 @@ from composer_replication.diloco.serverless.cloud import INSTALL, PYTHON_IMAGE, 
 from composer_replication.diloco.serverless.launch import Launch
 from composer_replication.diloco.serverless.protocol import ReplicaStatus
 from composer_replication.types.errors import BackendError, ConfigError
+from composer_replication.types.secrets import quoted
 
 _STATUSES = {
     "INIT": ReplicaStatus.PENDING,
@@ -122,7 +123,7 @@ class SkyExecutor(CloudExecutor):
         except self._gone:
             raise
         except self._wrong as error:
-            said = " ".join(str(error).split())[:300]
+            said = quoted(" ".join(str(error).split()), most=300)
             if type(error).__name__ in _NO_ACCESS:
                 raise ConfigError(f"SkyPilot has no access: {said}", fix="run `sky check`, and set up what it misses") from error
             fix = "correct what it names" if kind is ConfigError else "see `sky api info` and `sky status`, and try again"

@@ -16,6 +16,7 @@ from composer_replication.rollouts.program import RunningProgram
 from composer_replication.trainer.preflight import NO_SOURCE
 from composer_replication.trainer.report import print_result, write_arms_report
 from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
+from composer_replication.types.secrets import without_secrets
 
 __all__ = ["CHECKOUT", "check", "train"]
 
@@ -97,5 +98,5 @@ async def _run(toml: Path, search: list[str]) -> None:
     with RunningProgram(command, log=log, environment=environment) as program:
         status = await program.wait()
     if status != 0:
-        said = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL:])
+        said = "\n".join(without_secrets(log.read_text(errors="replace")).splitlines()[-_TAIL:])
         raise BackendError(f"PRIME-RL ended with status {status}:\n{said}", fix=f"see {log} and the other logs in its folder")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from composer_replication.recipes.verl.plan import ArmPlan
 from composer_replication.rollouts.program import RunningProgram
 from composer_replication.types.errors import BackendError
+from composer_replication.types.secrets import quoted
 
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b(\(.*\))?:")
 _RAY = re.compile(r"^\(.*?pid=\d+.*?\)\s*|\x1b\[[0-9;]*m")
@@ -55,7 +56,7 @@ class Main(RunningProgram):
         said = [line for line in lines if line]
         errors = [line for line in said if _ERROR.search(line)]
         causes = [line for line in errors if not line.startswith("ray.exceptions.")]
-        return (causes or errors or said or ["nothing was printed"])[-1][:500]
+        return quoted((causes or errors or said or ["nothing was printed"])[-1], most=500)
 
     @property
     def _fix(self) -> str:

@@ -17,15 +17,14 @@ from typing import Any, TypeVar
 import openai
 
 from composer_replication.types.errors import ConfigError, ModelError
-from composer_replication.types.plain_text import visible
-from composer_replication.types.secrets import without_secrets
+from composer_replication.types.secrets import quoted
 
 KEY_VARIABLE = "COMPOSER_SERVER_KEY"
 """Environment variable with the server's `--api-key`, where it has one."""
 
 _CONNECT_S = 10.0
-_MOST_READ, _LONGEST_MESSAGE = 20_000, 500
-"""Characters of a server's error that are looked at, and of them that are shown."""
+_LONGEST_MESSAGE = 500
+"""Characters of a server's error that are shown."""
 _BUSY = frozenset({429, 503})
 _NEVER_SENT = frozenset({"ConnectError", "ConnectTimeout"})
 """Names of transport errors before a request has left; by name, because their library depends on the version of openai."""
@@ -167,7 +166,7 @@ class Http:
 
     def _clean(self, said: str) -> str:
         """Make a server's words fit for a message: without the key it was sent, without control characters, and short."""
-        return visible(without_secrets(said[:_MOST_READ], self._client.api_key))[:_LONGEST_MESSAGE]
+        return quoted(said, self._client.api_key, most=_LONGEST_MESSAGE)
 
 
 def _parsed(text: str) -> Any:

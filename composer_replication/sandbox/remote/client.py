@@ -32,6 +32,7 @@ from composer_replication.sandbox.transfer.messages import Archive, raise_error,
 from composer_replication.sandbox.transfer.requests import check_paths
 from composer_replication.sandbox.transfer.upload import archive_of, modules_archive, most_bytes, one_line
 from composer_replication.types.errors import ComposerError, MissingExtraError, SandboxError, SandboxUnavailableError
+from composer_replication.types.secrets import without_secrets
 
 try:
     import aiohttp
@@ -72,7 +73,7 @@ class _AgentSession:
 
     def __init__(self, url: str, key: str, python: str) -> None:
         self._server = SweRexServer(url, key)
-        self._url = url
+        self._url, self._key = url, key
         self._owner = os.getpid()
         self.usable = True
         """False: the next command starts a new agent."""
@@ -127,10 +128,14 @@ class _AgentSession:
         folder = str(reply.stdout).strip()
         if reply.exit_code != 0 or not os.path.isabs(folder):
             raise SandboxUnavailableError(
-                f"the agent does not start at {self._url}: {one_line(reply.stderr)[-300:] or 'it says nothing'}",
+                f"the agent does not start at {self._url}: {self._said(reply.stderr)[-300:] or 'it says nothing'}",
                 fix=f"install Python 3.11 or newer on that machine (Linux), and name it in {PYTHON_VARIABLE} here",
             )
         return folder
+
+    def _said(self, words: object) -> str:
+        """Return the server's words as one line, without the key that it was sent."""
+        return one_line(without_secrets(str(words), self._key))
 
     async def _exchange(self, request: Path, name: str, deadline: float, most: int) -> bytes:
         """Put the request into the agent's inbox and wait for the answer in its outbox."""
@@ -145,7 +150,7 @@ class _AgentSession:
             if reply.exit_code == _GONE:
                 raise SandboxError(f"the agent at {self._url} has ended", fix="try again; a new one is started")
             if reply.exit_code != _PENDING:
-                raise SandboxError(f"an answer cannot be taken from {self._url}: {one_line(reply.stderr)}")
+                raise SandboxError(f"an answer cannot be taken from {self._url}: {self._said(reply.stderr)}")
             if time.monotonic() > deadline:
                 raise SandboxError(f"the agent at {self._url} does not answer; that machine may be overloaded", fix="try again")
             await asyncio.sleep(wait)
@@ -172,12 +177,12 @@ class _AgentSession:
             fault = _refusal(self._url, error.status)
         except aiohttp.ClientError as error:
             fix = "start it there (swerex-remote --host HOST --port PORT --auth-token KEY), or correct the address"
-            fault = SandboxUnavailableError(f"the server {self._url} does not answer: {one_line(str(error))}", fix=fix)
+            fault = SandboxUnavailableError(f"the server {self._url} does not answer: {self._said(error)}", fix=fix)
         except TimeoutError:
             fix = "see whether that machine or the way there is overloaded"
             fault = SandboxUnavailableError(f"the server {self._url} did not answer within {_REQUEST_S:g} s", fix=fix)
         except _NONSENSE as error:
-            fault = SandboxError(f"the reply of {self._url} makes no sense ({one_line(str(error))[:200]})", fix="is it SWE-ReX?")
+            fault = SandboxError(f"the reply of {self._url} makes no sense ({self._said(error)[:200]})", fix="is it SWE-ReX?")
         finally:
             future.cancel()
         raise fault

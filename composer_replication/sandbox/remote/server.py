@@ -14,6 +14,7 @@ from swerex.runtime import abstract
 
 from composer_replication.sandbox.transfer.upload import one_line
 from composer_replication.types.errors import SandboxError, SandboxUnavailableError
+from composer_replication.types.secrets import without_secrets
 
 SHORT = 1 << 24
 """Most bytes of a reply that is not a command's result."""
@@ -80,7 +81,9 @@ class SweRexServer:
                     raise SandboxError(f"the reply of {self._url} is longer than {most} bytes")
             if reply.status == _FAILED_THERE:
                 message = json.loads(content)["swerexception"]["message"]
-                raise SandboxError(f"the server could not do it: {one_line(str(message))}")
+                raise SandboxError(
+                    f"the server could not do it: {one_line(without_secrets(str(message), self._headers['X-API-Key']))}"
+                )
             if 300 <= reply.status < 400:
                 fix = "name the address it redirects to"
                 raise SandboxUnavailableError(f"the server {self._url} redirects us, and the key goes nowhere else", fix=fix)
