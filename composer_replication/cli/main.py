@@ -31,8 +31,9 @@ from composer_replication.cli.tasks_cmd import app as tasks_app
 from composer_replication.cli.traces_cmd import app as traces_app
 from composer_replication.cli.train_cmd import train
 from composer_replication.cli.weights_cmd import app as weights_app
-from composer_replication.observe.console import Console, echo, guard_standard_error
+from composer_replication.observe.console import Console, echo
 from composer_replication.types.errors import ComposerError
+from composer_replication.types.guarded_streams import guard_streams
 
 INTERRUPTED = (129, 130, 143)
 """Exit statuses after SIGHUP, Ctrl-C, SIGTERM."""
@@ -91,7 +92,7 @@ def main() -> None:
     """Run the `composer` command."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    guard_standard_error()
+    guard_streams()
     console = Console(stderr=True)
     try:
         app()

@@ -1,22 +1,21 @@
 """The one way to the terminal: whatever is printed, the terminal obeys nothing of it but what rich itself adds.
 
 Names of files, messages of tests, answers of endpoints and lines of logs are written by others. Their control characters are
-shown as escapes.
+shown as escapes. What libraries print past this console is guarded in `types.guarded_streams`.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
-import traceback
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any
+from typing import IO, Any, cast
 
 import rich.console
 import typer
+from rich.file_proxy import FileProxy
 from rich.segment import Segment
 
+from composer_replication.types.guarded_streams import guarded
 from composer_replication.types.plain_text import visible
 
 
@@ -33,6 +32,14 @@ class Console(rich.console.Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
+    def push_render_hook(self, hook: rich.console.RenderHook) -> None:
+        """Begin a live display, for which rich has just redirected the standard streams: it reads colours and links out of what
+        others print, so that goes through the guard before."""
+        super().push_render_hook(hook)
+        for name in ("stdout", "stderr"):
+            if isinstance(stream := getattr(sys, name), FileProxy):
+                setattr(sys, name, guarded(cast(IO[str], stream)))
+
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print a line as it is, but for control characters, which are shown as escapes.
@@ -42,19 +49,3 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
         nl: with a line end.
     """
     typer.echo(visible(text), err=err, nl=nl)
-
-
-class _VisibleFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
-
-
-def guard_standard_error() -> None:
-    """Show control characters as escapes also in tracebacks, and in log records that no handler takes."""
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(_VisibleFormatter())
-    sys.excepthook = _print_traceback
-
-
-def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    sys.stderr.write(visible("".join(traceback.format_exception(kind, error, trace))))

@@ -22,6 +22,7 @@ from composer_replication.rollouts.protocol import Sample, SampleRequest
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer, assistant_message, parse_tool_calls
 from composer_replication.types.errors import ComposerError
+from composer_replication.types.guarded_streams import guard_streams
 from composer_replication.types.wire import message_from_wire, message_to_wire
 
 _MAX_TOKENS = 256
@@ -155,6 +156,7 @@ def main(arguments: list[str]) -> int:
     """Serve `NAME=FOLDER` models on a free port until standard input closes."""
     import torch
 
+    guard_streams()
     torch.set_num_threads(1)
     try:
         _ChatHandler.models = {name: ModelServer(folder) for name, _, folder in (a.partition("=") for a in arguments)}

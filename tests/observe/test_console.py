@@ -77,8 +77,8 @@ def test_nothing_in_the_package_prints_otherwise():
 def test_tracebacks_and_logs_show_it_too():
     code = (
         "import logging\n"
-        "from composer_replication.observe.console import guard_standard_error\n"
-        "guard_standard_error()\n"
+        "from composer_replication.types.guarded_streams import guard_streams\n"
+        "guard_streams()\n"
         "logging.getLogger('x').warning('teacher said %s', '\\x1b[2J')\n"
         "raise RuntimeError('\\x1b]52;c;QUJD\\x07')\n"
     )

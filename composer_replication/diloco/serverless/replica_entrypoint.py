@@ -10,6 +10,7 @@ Exit status: 0 done; 124 out of time; 143 cancelled; 128 + N killed by signal N;
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import json
 import os
@@ -31,6 +32,7 @@ from composer_replication.diloco.serverless.replica import Replica
 from composer_replication.diloco.serverless.trainer_process import CALL, END
 from composer_replication.diloco.store import open_store
 from composer_replication.types.errors import ComposerError, ConfigError, ObjectStoreError
+from composer_replication.types.guarded_streams import guard_streams
 
 PARENT_ENV = "COMPOSER_REPLICA_PARENT"
 """The process without which this one ends; unset in the cloud."""
@@ -107,6 +109,7 @@ class _TrainerProcess:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
+    guard_streams()
     asked = _arguments(argv)
     try:
         return _run(asked)
@@ -148,11 +151,12 @@ def _run(asked: argparse.Namespace) -> int:
 
 
 def _pump(output: BinaryIO, log: LogWriter) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while data := os.read(output.fileno(), 1 << 16):
         log.feed(data)
         with contextlib.suppress(OSError):  # this process's output is no longer read
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+            sys.stdout.write(decoder.decode(data))
+            sys.stdout.flush()
 
 
 def _write_outcome(records: Records, outcome: ReplicaOutcome) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from composer_replication.diloco.serverless.launch import resolve
 from composer_replication.types.errors import ComposerError, ConfigError
+from composer_replication.types.guarded_streams import guard_streams
 
 CALL, END = "call.json", "end.json"
 _PR_SET_PDEATHSIG = 1
@@ -24,6 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(folder: Path) -> None:
     """Call the function that the folder names."""
+    guard_streams()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -31,7 +33,7 @@ def main(folder: Path) -> None:
             trace = trace.tb_next
         lines = traceback.format_exception(kind, error, trace.tb_next if trace is not None else None)
         _write(folder, {"error": f"{kind.__name__}: {error}", "traceback": "".join(lines)})
-        sys.stderr.writelines(lines)
+        sys.stderr.write("".join(lines))
 
     sys.excepthook = tell
     call = json.loads((folder / CALL).read_text("utf-8"))

@@ -17,10 +17,12 @@ from typing import Any
 
 from composer_replication.recipes.prime_rl.algorithm import register
 from composer_replication.types.errors import ComposerError, ConfigError, MissingExtraError
+from composer_replication.types.guarded_streams import guard_streams
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one of PRIME-RL's commands and return the exit status; PRIME-RL's own commands leave by SystemExit."""
+    guard_streams()
     words = list(sys.argv[1:] if words is None else words)
     try:
         _start(words)

@@ -11,6 +11,7 @@ import sys
 import traceback
 
 from composer_replication.recipes.verl.plan import PLAN, ArmPlan, on_cpu
+from composer_replication.types.plain_text import visible
 
 __all__: list[str] = []
 
@@ -30,6 +31,6 @@ if os.environ.get(PLAN):
     try:
         _register()
     except Exception as error:
-        lines = traceback.format_exc()
+        lines = visible(traceback.format_exc())
         sys.stderr.write(f"composer_replication: verl cannot load the plugin, so the run ends here:\n{lines}")
         raise SystemExit(1) from error  # which verl does not catch

@@ -92,9 +92,9 @@ def _write(root: Path, task: Task, pins: Pins) -> None:
 
 
 def _grader_files() -> tuple[str, ...]:
-    """Return the files of this package that grade a task: the sandbox, and what it imports."""
+    """Return the files of this package that grade a task: the sandbox, the guard of the output, and what they import."""
     sandbox = [path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "sandbox").rglob("*.py")]
-    return import_closure(sandbox, packages=True, left_out=_LEFT_OUT)
+    return import_closure([*sandbox, "types/guarded_streams.py"], packages=True, left_out=_LEFT_OUT)
 
 
 def _script(path: Path, text: str) -> None:

@@ -25,7 +25,9 @@ def main(tests: Path, workspace: Path, logs: Path) -> int:
     from composer_replication.sandbox.grading.grade import grade
     from composer_replication.types import TaskSpec, Unscored, from_json, to_json
     from composer_replication.types.errors import SandboxUnavailableError
+    from composer_replication.types.guarded_streams import guard_streams
 
+    guard_streams()
     spec = from_json(TaskSpec, json.loads((tests / "task.json").read_text("utf-8")))
     try:
         sandbox = open_sandbox(UNSAFE if os.environ.get("COMPOSER_SANDBOX") == UNSAFE else "auto")

@@ -42,6 +42,13 @@ def test_output_goes_to_both_and_the_result_to_the_store(tmp_path) -> None:
     assert (outcome.status, outcome.value["x"], outcome.value["rank"]) == (ReplicaStatus.SUCCEEDED, 1, 1)
 
 
+def test_what_a_trainer_writes_is_shown_and_not_obeyed(tmp_path) -> None:
+    ran = run(tmp_path, *TRAINER, "rename_the_window")
+    assert ran.stdout.startswith("\\x1b]0;owned\\x07 é\n")
+    assert ran.stdout.count(r"\x1b]0;owned\x07") == 4, "twice in its output, in the line that failed, and in the error"
+    assert not set("\x1b\x07") & set(ran.stdout + ran.stderr)
+
+
 @pytest.mark.parametrize(
     ("more", "status"),
     [
