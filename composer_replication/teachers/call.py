@@ -114,9 +114,9 @@ async def call(
     except TimeoutError as error:
         raise _timed_out(teacher) from error
     except (openai.APIStatusError, openai.APIConnectionError) as error:
-        raise _no_answer(teacher, error, failed_before, client.api_key) from error
-    except ValueError as error:
-        raise NoAnswerError(Failure.UNREADABLE, "the response is not a chat completion") from error
+        raise _no_answer(teacher, error, failed_before, client.api_key) from None  # the cause quotes the endpoint, key and all
+    except ValueError:
+        raise NoAnswerError(Failure.UNREADABLE, "the response is not a chat completion") from None
 
 
 def _timed_out(teacher: Teacher) -> NoAnswerError:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
 import time
+import traceback
 import urllib.parse
 
+import openai
 import pytest
 from asking import ask, questions, teacher
 from teacher_server import Reply, TeacherServer
 
 from composer_replication.rollouts.serving.http import KEY_VARIABLE, Http, RefusedError
 from composer_replication.teachers import Ledger
+from composer_replication.teachers.call import NoAnswerError, call
 from composer_replication.traces.recorder import native_call
 from composer_replication.types.errors import ModelError, TeacherError
 from composer_replication.types.secrets import quoted, without_secrets
@@ -59,7 +63,7 @@ def test_no_message_and_no_ledger_holds_the_key(name, tmp_path, monkeypatch, cap
         try:
             said = repr(ask([teacher(server, api_key_env="REDTEAM_KEY")], questions(1), ledger=ledger))
         except TeacherError as refused:
-            said = str(refused)
+            said = "".join(traceback.format_exception(refused))
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
     said += caplog.text
     files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
@@ -72,6 +76,18 @@ def test_no_message_and_no_ledger_holds_the_key(name, tmp_path, monkeypatch, cap
     assert "\x1b" not in said
 
 
+@pytest.mark.parametrize("body", [json.dumps({"error": {"message": KEY}}), json.dumps({"choices": KEY})])
+def test_nor_does_the_cause_of_an_error(body):
+    async def once(one):
+        async with openai.AsyncOpenAI(api_key=KEY, base_url=one.base_url, max_retries=0) as client:
+            await call(client, one, questions(1)[0], call_id="c", failed_before=0)
+
+    reply = Reply(status=200 if "choices" in body else 400, body=body.encode())
+    with TeacherServer(lambda _body, _number: reply) as server, pytest.raises(NoAnswerError) as failed:
+        asyncio.run(once(teacher(server)))
+    assert KEY not in "".join(traceback.format_exception(failed.value))
+
+
 def test_what_is_decoded_later_holds_no_key_either(tmp_path, monkeypatch):
     """An answer's arguments are JSON inside a JSON string, and read once more before they are written."""
     monkeypatch.setenv("REDTEAM_KEY", KEY)
@@ -80,8 +96,8 @@ def test_what_is_decoded_later_holds_no_key_either(tmp_path, monkeypatch):
         answers = ask([teacher(server, api_key_env="REDTEAM_KEY")], questions(1), ledger=ledger)
     said = repr(answers)
     assert said.count("[REDACTED] [REDACTED]") == 1, said
-    call, raw = native_call("c", "run", without_secrets(reply.calls[0][1], KEY, certain=True))
-    assert (call.arguments, raw) == ({"command": "echo [REDACTED] [REDACTED]"}, None)
+    made, raw = native_call("c", "run", without_secrets(reply.calls[0][1], KEY, certain=True))
+    assert (made.arguments, raw) == ({"command": "echo [REDACTED] [REDACTED]"}, None)
 
 
 def test_nor_does_a_message_about_a_rollout_server(monkeypatch):
@@ -92,7 +108,7 @@ def test_nor_does_a_message_about_a_rollout_server(monkeypatch):
             with pytest.raises((ModelError, RefusedError), match="not") as refused:
                 http.run(http.post("/x", {"model": "m"}))
             http.end()
-        assert KEY not in str(refused.value)
+        assert KEY not in "".join(traceback.format_exception(refused.value)), "the cause of an error is printed too"
         assert "\x1b" not in str(refused.value)
 
 

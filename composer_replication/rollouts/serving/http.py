@@ -107,14 +107,14 @@ class Http:
             except openai.APIStatusError as error:
                 failure = self._refused(path, error)
                 if error.status_code not in _BUSY:
-                    raise failure from error
+                    raise failure from None  # the cause quotes the server, key and all
             except openai.APITimeoutError as error:
                 if type(error.__cause__).__name__ not in _NEVER_SENT:
-                    raise self._silent(path) from error
+                    raise self._silent(path) from None
                 failure = self._unreachable(error)
             except openai.APIConnectionError as error:
                 if type(error.__cause__).__name__ not in _NEVER_SENT:
-                    raise self._broken(path, error) from error
+                    raise self._broken(path, error) from None
                 failure = self._unreachable(error)
             if attempt < self._attempts:
                 await asyncio.sleep(min(4.0, 0.125 * 2**attempt))
