@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -147,3 +148,14 @@ def alive(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.mark.slow
+def test_its_last_words_hold_no_key(options: VllmOptions, tmp_path: Path, wire_vllm: pytest.MonkeyPatch) -> None:
+    wire_vllm.setenv("VLLM_API_KEY", "local-9fKq27LmZx81TnVb")
+    with closing(StartedVllm(options, tmp_path / "log", timeout_s=120)) as started:
+        with (tmp_path / "log").open("a") as log:
+            log.write(f"\nValueError: {'x' * 470} key local-9fKq27LmZx81TnVb\n")
+        words = started.last_words()
+    assert words.startswith("ValueError: xxx")
+    assert "local" not in words

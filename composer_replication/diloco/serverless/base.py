@@ -16,13 +16,14 @@ from composer_replication.diloco.serverless.patience import Patience
 from composer_replication.diloco.serverless.protocol import DEFAULT_TIMEOUT_S, ReplicaHandle, ReplicaStatus
 from composer_replication.diloco.serverless.records import Records, ReplicaOutcome
 from composer_replication.types.errors import BackendError, ComposerError, ConfigError, ObjectStoreError, ReplicaError
+from composer_replication.types.secrets import without_secrets
 
 _STARTERS = 16
 """Replicas that are started at once: a backend may take minutes to find a machine for one."""
 _STOPS = 2
 """How often a running replica is told to end, where the backend does not accept it."""
-_TAIL_BYTES = 2000
-"""Bytes of a failed replica's log that an error message quotes."""
+_TAIL_BYTES, _READ_BYTES = 2000, 10_000
+"""Bytes of a failed replica's log that an error message quotes, and those that are read: a key among them is then whole."""
 
 
 @dataclass(frozen=True)
@@ -233,10 +234,11 @@ class ServerlessExecutor(ABC):
         said = (outcome.error if outcome is not None else why) or status.value
         more = outcome.traceback if outcome is not None else ""
         try:
-            more = more or Records.of(handle.metadata, handle.rank).log(_TAIL_BYTES) or self._last_words(handle.metadata["id"])
+            more = more or Records.of(handle.metadata, handle.rank).log(_READ_BYTES) or self._last_words(handle.metadata["id"])
         except (ConfigError, BackendError, ObjectStoreError) as error:
             more = f"its log cannot be read: {error.message}"
-        return "\n".join([said, *(f"  | {line}" for line in more[-_TAIL_BYTES:].splitlines() if line.strip())])
+        shown = without_secrets(more)[-_TAIL_BYTES:]
+        return "\n".join([without_secrets(said), *(f"  | {line}" for line in shown.splitlines() if line.strip())])
 
     def _unfinished(
         self, handles: Sequence[ReplicaHandle], left: Sequence[int], timeout: float | None, outage: BackendError | None

@@ -19,10 +19,12 @@ from typing import Literal
 
 from composer_replication.rollouts.program import RunningProgram
 from composer_replication.types.errors import MissingExtraError, ModelError
-from composer_replication.types.plain_text import visible
+from composer_replication.types.secrets import quoted
 
 _ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_NO_USAGE_STATS": "1"}
 """Endpoints that load weights and adapters, and put the server to sleep."""
+_KEY = "VLLM_API_KEY"
+"""Environment variable from which vLLM's server takes its key."""
 _MODULE = "vllm.entrypoints.openai.api_server"
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Greatest ranks of adapters that vLLM can be started for."""
@@ -149,7 +151,7 @@ class StartedVllm:
         lines = [line.strip() for line in said if line.strip()]
         errors = [line for line in lines if _ERROR.search(line)]
         causes = [line for line in errors if _ANOTHER not in line]
-        return visible((causes or errors or lines or ["it said nothing"])[-1])[:500]
+        return quoted((causes or errors or lines or ["it said nothing"])[-1], os.environ.get(_KEY, ""), most=500)
 
 
 def require_vllm(python: Path) -> None:

@@ -26,6 +26,14 @@ def rename_the_window() -> None:
     raise ValueError("\x1b]0;owned\x07")
 
 
+ISSUED = "sk-or-v1-" + "0f3a9c5d7e1b2846" * 4
+
+
+def tell_a_key() -> None:
+    print(f"{ISSUED}{' ' * 1_950} the end", flush=True)  # an error quotes 2000 bytes
+    os._exit(3)
+
+
 def fail(rank: int) -> int:
     if this_replica().rank == rank:
         raise ValueError("the boat has a hole")

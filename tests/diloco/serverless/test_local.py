@@ -68,6 +68,13 @@ def test_an_exception_reaches_collect_with_its_traceback(executor, tmp_path) -> 
     assert set(caught.value.failures) == {1}
 
 
+def test_an_error_quotes_no_half_of_a_key(executor, tmp_path) -> None:
+    handles = executor.launch_replicas(1, replicas.tell_a_key, {"rendezvous_uri": tmp_path})
+    with pytest.raises(ReplicaError, match="the end") as caught:
+        executor.collect(handles)
+    assert replicas.ISSUED[-12:] not in str(caught.value)
+
+
 def test_one_failure_ends_the_others(executor, tmp_path) -> None:
     handles = executor.launch_replicas(2, replicas.fail_or_wait, {"rendezvous_uri": tmp_path, "rank": 0})
     with pytest.raises(ReplicaError, match="1 of 2 replicas failed; 1 that still ran has been cancelled\nreplica 0"):
