@@ -185,6 +185,11 @@ class Ours:
         self.metrics = dict(self.learner.update(self.batch).metrics)
 
 
+def gradient(model: Any) -> torch.Tensor:
+    """Return the whole gradient that a model holds, as one row."""
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
 def compared(rollouts: Rollouts, repeats: int) -> dict[str, Any]:
     """Return update tokens per CPU-second of both, and how their gradients differ, as a share of their norm."""
     model = policy()
@@ -192,8 +197,12 @@ def compared(rollouts: Rollouts, repeats: int) -> dict[str, Any]:
     shape = theirs.parts[0]["prompt_ids"].shape[1] + theirs.parts[0]["completion_ids"].shape[1]
     ours = Ours(model, rollouts, _ROWS * shape)
     theirs.update()
+    gradients: list[torch.Tensor] = []
+    optimizer = ours.learner.optimizer.optimizer  # accelerate wraps it
+    hook = optimizer.register_step_pre_hook(lambda *_: gradients.append(gradient(ours.model)))
     ours.update()
-    gradients = [torch.cat([p.grad.flatten() for p in side.model.parameters()]) for side in (ours, theirs)]
+    hook.remove()
+    gradients.append(gradient(theirs.model))
     difference = float((gradients[0] - gradients[1]).norm() / gradients[1].norm())
     samples = interleave({"ours": ours.update, "theirs": theirs.update}, repeats)
     cpu = {name: min(found.cpu_s) for name, found in samples.items()}

@@ -61,6 +61,13 @@ def test_a_linear_schedule_falls_to_zero_at_the_end(run_file: Path) -> None:
     assert rates == pytest.approx([0.5, 0.75, 0.5, 0.25, 0.0])
 
 
+def test_gradients_are_freed_when_they_have_been_used(run_file: Path) -> None:
+    """A server that shares the GPU may need their memory during the next rollouts."""
+    trained = learner(load_config(run_file, ["--loss.replay.weight", "0"]))
+    trained.update(batch(trained.config))
+    assert all(parameter.grad is None for parameter in trained.policy.parameters())
+
+
 def test_the_run_file_chooses_the_optimizer(run_file: Path) -> None:
     """AdamW's first step moves all entries of a block's matrix equally far, Muon's does not; embeddings move alike."""
     words = ["--loss.hint.weight", "0", "--loss.replay.weight", "0", "--optimizer.warmup_steps", "0"]

@@ -115,7 +115,9 @@ def test_with_refills_a_group_of_one_verdict_has_no_advantages(run_file: Path) -
     assert None not in weigh([same, differ], config(run_file, *words, "--rollout.refills", "1")).values[2:]
 
 
-def test_who_has_neither_advantage_nor_hint_stays_out_of_the_batch_and_changes_nothing(run_file: Path) -> None:
+def test_who_has_neither_advantage_nor_hint_stays_out_of_the_batch_and_changes_nothing(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The gradient of those that take part is the gradient of all."""
     rollouts = [trajectory(name, turn(*ids)) for name, ids in (("a", (1, 4, 2)), ("b", (3, 3)), ("c", (2, 5, 5, 1)))]
     hint = HintedTurn(
@@ -127,6 +129,7 @@ def test_who_has_neither_advantage_nor_hint_stays_out_of_the_batch_and_changes_n
     gradients = []
     for shown, given in ((rollouts, [0.5, None, None]), (kept, advantages)):
         trained = learner(config(run_file))
+        monkeypatch.setattr(trained.optimizer, "zero_grad", lambda: None)
         trained.update(collate(shown, given, [hint], pad_id=0))
         gradients.append(torch.cat([p.grad.flatten() for p in trained.policy.parameters()]))
     assert gradients[0].abs().max() > 1e-3

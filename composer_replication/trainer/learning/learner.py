@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ from composer_replication.loss.micro_batches import mini_batches, passes, split,
 from composer_replication.policy_gradient import EntropyControl, kl_k1_penalty
 from composer_replication.trainer.learning.followers import TIMEOUT, Followers, on_all_ranks, on_all_ranks_if_sharded
 from composer_replication.trainer.learning.gradient import clip_gradient
-from composer_replication.trainer.learning.memory import forget_peak, peak_gib
+from composer_replication.trainer.learning.memory import forget_peak, give_memory_back, peak_gib, saying_what_to_lower
 from composer_replication.trainer.learning.optimizers import make_optimizer, rate_share
 from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.learning.results import MicroBatch, StepResult
@@ -142,9 +141,10 @@ class Learner:
         shares = why_no_tree(self.model) is None
         taught = without_idle_rows(batch, loss.rlvr)
         minis = mini_batches(taught, self.config.optimizer.mini_batches, seed=self.version)
-        with self._memory():
+        with saying_what_to_lower(self.version + 1):
             parts = [[self._inputs(part) for part in split(mini, budget, shared_prefixes=shares, **parallel)] for mini in minis]
             updates = [self._optimizer_step(some, loss) for _ in range(self.config.optimizer.epochs) for some in parts]
+        self.optimizer.zero_grad()  # a server may need the memory until the next update
         rate = float(self.schedule.get_last_lr()[0])
         self.schedule.step()
         self.version += 1
@@ -193,18 +193,6 @@ class Learner:
         off = {channel: why for channel, why in results[0].off.items() if all(channel in part.off for part in results)}
         return StepResult(metrics, off)
 
-    @contextmanager
-    def _memory(self) -> Iterator[None]:
-        """Say what to lower when the device runs out of memory inside. Raises ModelError."""
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            raise ModelError(
-                f"the device ran out of memory in step {self.version + 1}: {error}",
-                fix="set optimizer.gradient_checkpointing = true, lower optimizer.micro_batch_tokens, then "
-                "rollout.trajectory_tokens",
-            ) from error
-
     def _present_options(self) -> LossConfig:
         """Return the options of the loss in this step: the entropy bonus may follow a target."""
         loss = self.config.loss
@@ -251,6 +239,11 @@ class Learner:
             with part.context(), evaluating(part.model):
                 total += part.share * sequence_logprobs(part.model, ids, mask, wanted).double().sum(-1).cpu()
         return total
+
+    @on_all_ranks
+    def give_memory_back(self) -> None:
+        """Give memory that no tensor uses back to the GPU of every process (`memory.give_memory_back`)."""
+        give_memory_back()
 
     @on_all_ranks
     def snapshot(self) -> Snapshot:

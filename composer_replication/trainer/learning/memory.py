@@ -1,10 +1,15 @@
-"""Memory that an update takes at most."""
+"""Memory of a device during updates: its peak, what to do without it, and its return to other processes."""
 
 from __future__ import annotations
 
+import gc
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+
+from composer_replication.types.errors import ModelError
 
 
 def forget_peak(device: torch.device) -> None:
@@ -18,3 +23,23 @@ def peak_gib(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def give_memory_back() -> None:
+    """Give the memory of freed tensors, which torch keeps for later ones, back to the GPU, so that other processes can have it.
+    Do nothing without a GPU."""
+    if torch.cuda.is_available():
+        gc.collect()  # tensors in reference cycles are not freed yet
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def saying_what_to_lower(step: int) -> Iterator[None]:
+    """Say what to lower when the device runs out of memory inside. Raises ModelError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"the device ran out of memory in step {step}: {error}",
+            fix="set optimizer.gradient_checkpointing = true, lower optimizer.micro_batch_tokens, then rollout.trajectory_tokens",
+        ) from error

@@ -133,16 +133,14 @@ def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: in
     with LiveBytes(device) as live:
         learner = Learner(make_policy(config.model, with_blocks(model_config, blocks)), config)
         learner.update(batch)  # makes the optimizer's state
-        passes, step = _peaks(learner, batch, live)
-        parameters = list(learner.policy.parameters())
-        weights = _bytes(parameters, device)
-        gradients = _bytes([p.grad for p in parameters if p.grad is not None], device)
+        passes, step, gradients = _peaks(learner, batch, live)
+        weights = _bytes(learner.policy.parameters(), device)
         state = [value for value in tree_leaves(learner.optimizer.state_dict()) if isinstance(value, Tensor)]
         return UpdateMemory(
             weights=weights,
             gradients=gradients,
             optimizer=_bytes(state, device),
-            copies=live.now - weights - gradients - _bytes(state, device),
+            copies=live.now - weights - _bytes(state, device),
             passes=passes,
             step=step,
             host=0 if device.type == "cpu" else _bytes(state, torch.device("cpu")),
@@ -150,13 +148,17 @@ def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: in
         )
 
 
-def _peaks(learner: Learner, batch: Batch, live: LiveBytes) -> tuple[int, int]:
-    """Return the peaks of an update's passes and of its optimizer step: each grows by its own law."""
+def _peaks(learner: Learner, batch: Batch, live: LiveBytes) -> tuple[int, int, int]:
+    """Return the peaks of an update's passes and of its optimizer step, each of which grows by its own law, and the bytes of its
+    gradients."""
     found: list[int] = []
+    gradients = 0
 
     def forget(*_: object) -> None:
+        nonlocal gradients
         found.append(live.peak)
         live.forget_peak()
+        gradients = _bytes([p.grad for p in learner.policy.parameters() if p.grad is not None], live.device)
 
     optimizer = getattr(learner.optimizer, "optimizer", learner.optimizer)  # accelerate wraps it
     hooks = [optimizer.register_step_pre_hook(forget), optimizer.register_step_post_hook(forget)]
@@ -164,7 +166,7 @@ def _peaks(learner: Learner, batch: Batch, live: LiveBytes) -> tuple[int, int]:
     learner.update(batch)
     for hook in hooks:
         hook.remove()
-    return found[0], found[1]
+    return found[0], found[1], gradients
 
 
 def _cache_bytes(policy: nn.Module, ids: Tensor) -> float:
