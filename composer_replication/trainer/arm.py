@@ -109,6 +109,8 @@ class ArmTrainer:
             pairs = stored_pairs(self.context, self.arm) if replays else []
         else:
             self.journal.log(0, await self.collector.evaluate(0))
+            if replays:
+                self.engine.rest()  # the policy reads the pairs, on the GPU that a server may share
             pairs = await collect_pairs(self.context, self.config, self.collector, self.learner) if replays else []
             self.save()
         if replays:

@@ -12,9 +12,10 @@ from composer_replication.config import RunConfig
 from composer_replication.envs.source import AnyTask
 from composer_replication.policy_gradient import has_signal
 from composer_replication.rollouts.collect import Progress, collect_groups
-from composer_replication.rollouts.protocol import Budgets, Engine, Env
+from composer_replication.rollouts.protocol import Budgets, Env
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.engines.open_engine import PolicyEngine
 from composer_replication.trainer.journal import ArmJournal, flat, refuse_unscored
 from composer_replication.trainer.rewards import group_verdicts
 from composer_replication.trainer.run_context import RunContext
@@ -41,7 +42,7 @@ class RolloutCollector:
         self,
         context: RunContext,
         config: RunConfig,
-        engine: Engine,
+        engine: PolicyEngine,
         renderer: ChatRenderer,
         journal: ArmJournal,
         share: TaskShard | None = None,
@@ -95,7 +96,8 @@ class RolloutCollector:
         self.curriculum.load_state_dict(curriculum)
 
     async def collect(self, step: int, version: int) -> list[Group]:
-        """Return the groups of one training step; with `rollout.refills`, further tasks' for each without signal."""
+        """Return the groups of one training step; with `rollout.refills`, further tasks' for each without signal. The engine then
+        leaves the device to what learns from them."""
         rollout = self.config.rollout
         tasks, others = self._choose(step)
         groups: list[Group] = []
@@ -107,6 +109,7 @@ class RolloutCollector:
             tasks = self._refill(left, step, refill, min(missing, len(left)))
             if not tasks:
                 break
+        self.engine.rest()
         if self.curriculum is not None:
             self.curriculum.learn(groups, step, self._scores(groups))
             pair = self.curriculum.to_join()
@@ -175,6 +178,7 @@ class RolloutCollector:
         count = self.config.loss.replay.traces_per_task
         tasks = self.context.train if self._share is None else self._share.of_round(self.context.train, 1)
         groups = await self._roll_out(tasks, count, step=TRACE_STEP, version=0, phase="record traces")
+        self.engine.rest()
         self.context.run_dir.write_traces(self.arm, flat(groups))
         return groups
 

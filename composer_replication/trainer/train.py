@@ -65,7 +65,6 @@ async def train_arm(arm: ArmTrainer, progress: Phase, callbacks: Sequence[StepCa
         step_pairs = pairs_of_step(pairs, step, config.loss.replay.pairs_per_step)
 
         # One batch, one loss of three channels, one optimizer step or several.
-        arm.engine.rest()  # what samples may share the device with what learns
         result = learner.update(signals.batch(groups, step_signals, step_pairs))
         updates = [callback.on_update(arm) for callback in callbacks]
         arm.engine.reset()  # its caches belong to the old weights

@@ -321,11 +321,11 @@ def test_a_disk_that_cannot_be_written(kind, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 @pytest.mark.parametrize("adapter", [False, True])
-def test_a_server_that_shares_the_gpu_sleeps_and_has_the_weights_again_afterwards(tmp_path, adapter):
+def test_a_server_that_shares_the_gpu_sleeps_and_has_the_weights_again_afterwards(tmp_path, adapter, monkeypatch):
     """At level 2 it drops its weights, which are loaded anyway; under adapters it keeps those of the base (level 1)."""
     base = model()
     learning = policy_of(peft.get_peft_model(model(), LORA) if adapter else model(), is_adapter=adapter)
-    transfer = SharedFolder(tmp_path / "weights")
+    transfer, made_room = SharedFolder(tmp_path / "weights"), []
     with serving("vllm", served=base, policy=learning, transfer=transfer, sleeps=True) as (engine, backend):
         (first,) = engine.sample(ask("a"), temperature=0.0)
         engine.rest()
@@ -333,8 +333,10 @@ def test_a_server_that_shares_the_gpu_sleeps_and_has_the_weights_again_afterward
         assert backend.asleep
         slept = [path for path, _ in backend.asked if path.startswith("/sleep")]
         assert slept == [f"/sleep?level={1 if adapter else 2}&mode=wait"], "once"
+        monkeypatch.setattr(Policy, "make_room", lambda _: made_room.append(backend.asleep))
         (again,) = engine.sample(ask("b"), temperature=0.0)
         assert not backend.asleep
+        assert made_room == [True], "before it takes the memory"
         assert again.ids == first.ids
         assert again.logprobs == pytest.approx(first.logprobs, abs=TOLERANCE)
 

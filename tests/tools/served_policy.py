@@ -26,6 +26,9 @@ class Policy:
     def save(self, folder: Path) -> None:
         save_policy(self.model, self.tokenizer, folder)
 
+    def make_room(self) -> None:
+        """Nothing is kept."""
+
     @torch.no_grad()
     def logprobs(self, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         rows = torch.tensor([[*prompt, *ids]])

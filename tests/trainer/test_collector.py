@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from composer_replication.config import CurriculumConfig
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.alarms import run_alarms
 from composer_replication.observe.report import rebuild_report
+from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter, refuse_unscored, rollout_metrics
 from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.types import GradeReport, Group, Reward, StopReason, Trajectory, Unscored
@@ -60,6 +65,30 @@ def group(*rewards: Reward) -> Group:
         for i, reward in enumerate(rewards)
     ]  # fmt: skip
     return Group(group_id="g", task_id="t", trajectories=tuple(trajectories))
+
+
+@pytest.mark.parametrize("work", ["collect", "record_traces"])
+def test_the_engine_rests_as_soon_as_nothing_is_sampled(work: str) -> None:
+    """Before traces are shown to teachers, and before hints and rewards are read from the policy on the same GPU."""
+    order: list[str] = []
+
+    class Watched(RolloutCollector):
+        async def _roll_out(self, *_: Any, **__: Any) -> list[Group]:
+            order.append("sampled")
+            return [group(1.0, 1.0)]
+
+    def later(*_: Any) -> None:
+        order.append("kept")
+
+    task = SimpleNamespace(spec=SimpleNamespace(task_id="t"))
+    rollout = SimpleNamespace(groups=1, group_size=2, refills=1)
+    replay = SimpleNamespace(traces_per_task=1)
+    config = SimpleNamespace(seed=0, rollout=rollout, curriculum=CurriculumConfig(), loss=SimpleNamespace(replay=replay))
+    context = SimpleNamespace(train=[task, task], run_dir=SimpleNamespace(write_traces=later))
+    engine = SimpleNamespace(rest=lambda: order.append("rested"))
+    collector = Watched(context, config, engine, None, SimpleNamespace(arm="main"))  # type: ignore[arg-type]
+    asyncio.run(collector.collect(1, 0) if work == "collect" else collector.record_traces())
+    assert order == (["sampled", "rested"] if work == "collect" else ["sampled", "rested", "kept"])
 
 
 def test_a_step_without_a_verdict_stops_the_run() -> None:

@@ -71,7 +71,8 @@ def actor(rank, count, **curriculum):
     rollout = SimpleNamespace(groups=count)
     config = SimpleNamespace(seed=10 * rank, rollout=rollout, curriculum=CurriculumConfig(**curriculum))
     context = SimpleNamespace(train=tasks, coding=SimpleNamespace(train=tasks))
-    return RolloutCollector(context, config, None, None, SimpleNamespace(arm="main"), TaskShard(rank, 2, 0, 3))
+    engine = SimpleNamespace(rest=lambda: None)
+    return RolloutCollector(context, config, engine, None, SimpleNamespace(arm="main"), TaskShard(rank, 2, 0, 3))
 
 
 def names(tasks):

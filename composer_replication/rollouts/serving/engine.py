@@ -209,6 +209,7 @@ class ServingEngine:
         label = f"{PREFIX}{self._run}-{version}-{self._pushes}"
         folder = self._transfer.send(self._policy, label)
         if self._sleeper is not None and self._asleep:
+            self._policy.make_room()
             self._await(self._sleeper.wake())
             self._asleep = False
         before, self._pushed, self.policy_version = self._pushed, None, None

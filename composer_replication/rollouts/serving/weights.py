@@ -28,6 +28,10 @@ class PolicySource(Protocol):
         """True when `save` writes a LoRA adapter; the server then keeps the base weights it started with."""
         ...
 
+    def make_room(self) -> None:
+        """Give memory of its GPU that no tensor uses back, for a server that shares it."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write it as `save_pretrained` does."""
         ...

@@ -21,6 +21,7 @@ from composer_replication.rollouts.serving.through_store import ThroughStore
 from composer_replication.rollouts.serving.vllm import VllmServer
 from composer_replication.rollouts.transformers_engine import TransformersEngine, stop_ids_of
 from composer_replication.trainer.engines.own_server import start_server
+from composer_replication.trainer.learning.memory import give_memory_back
 
 if TYPE_CHECKING:
     from composer_replication.trainer.learning.learner import Learner
@@ -63,6 +64,12 @@ class ServedPolicy:
     def is_adapter(self) -> bool:
         return hasattr(self.model, "peft_config")
 
+    def make_room(self) -> None:
+        if self.learner is None:
+            give_memory_back()
+        else:
+            self.learner.give_memory_back()
+
     def save(self, folder: Path) -> None:
         save_policy(self.model, self.tokenizer, folder, None if self.learner is None else self.learner.gathered_weights())
 
@@ -99,6 +106,7 @@ def open_engine(config: RunConfig, policy: ServedPolicy, arm: str, folder: Path,
     with ExitStack() as opened:
         started = None
         if rollout.starts_server:
+            policy.make_room()
             started = start_server(config, policy.model.config, folder)
             opened.callback(started.close)
         url = rollout.server_urls[generator] if started is None else started.url

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward.models import resolve_device
+from composer_replication.trainer.learning.memory import give_memory_back
 from composer_replication.trainer.planning.update_memory import PassSize, UpdateMemory, largest_pass, plan_update
 from composer_replication.types.errors import ConfigError
 
@@ -85,6 +86,7 @@ def make_plan(config: RunConfig, architecture: PreTrainedConfig, window: int) ->
     else:
         process, capacity = 0, torch.cuda.get_device_properties(device).total_memory
     update = plan_update(config, architecture, largest)
+    give_memory_back()
     return Plan(
         device=device,
         largest=largest,
