@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from composer_replication.config.section import Positive, ReadBy, Section, refuse
+from composer_replication.config.server_options import why_not
 
 _SERVED, _STARTED = ReadBy("engine", "vllm", "sglang"), ReadBy("engine", "vllm")
 _Address: TypeAlias = Annotated[str, Field(pattern=r"^https?://[^@?#\s]+$")]
@@ -30,7 +31,8 @@ class RolloutConfig(Section):
     """Start the server on these GPUs, numbered as in `model.device`; several hold a part of each layer. By default it shares the
     policy's GPU: it samples while the policy waits, and sleeps, without memory, while the policy is updated."""
     server_options: Annotated[tuple[str, ...], _STARTED] = ()
-    """Start the server with these further options of `vllm serve`, such as ["--gpu-memory-utilization", "0.6"]."""
+    """Start the server with these further options of `vllm serve`, such as ["--gpu-memory-utilization", "0.6"]. The run itself
+    chooses model, name, address, key and the mode of the log-probs."""
     server_weights: Annotated[Path | None, _SERVED] = None
     """Pass the weights through this folder, which must have the same path here and on the server's machine. Defaults to a folder
     of the run."""
@@ -92,6 +94,12 @@ class RolloutConfig(Section):
                 refuse(f"{name} is not read with server_url: that server is started already", f"remove {name} or server_url")
         if self.starts_server and self.server_store is not None:
             refuse("server_store is not read without server_url: a server on this machine reads a folder", "remove server_store")
+        twice = next((gpu for gpu in self.server_gpus if self.server_gpus.count(gpu) > 1), None)
+        if twice is not None:
+            refuse(f"server_gpus names GPU {twice} twice", "name each GPU once")
+        for word in self.server_options:
+            if (reason := why_not(word)) is not None:
+                refuse(f"server_options: {reason[0]}", reason[1])
         if self.server_weights is not None and self.server_store is not None:
             refuse("server_weights and server_store are both given", "remove one: the weights take one way")
         return self

@@ -366,6 +366,29 @@ def test_vllm_without_an_address_is_started_by_the_run(run_file: Path) -> None:
     assert not load_config(run_file).rollout.starts_server
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--port", "--port=8001", "--host", "--logprobs-mode=raw", "--logprobs_mode", "--logprobs", "--api-key", "--uds"),
+        *("--served-model-name", "--served", "--serv=x", "--model", "--model.a=1"),
+    ],
+)
+def test_options_that_a_run_gives_its_server_itself_are_refused(run_file: Path, option: str) -> None:
+    words = ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis", "--rollout.server_options"]
+    with pytest.raises(ConfigError, match="server_options") as raised:
+        load_config(run_file, [*words, json.dumps(["--seed", "1", option])])
+    assert option in raised.value.message
+    assert raised.value.fix
+    others = ["--model-impl", "auto", "--max-logprobs=5", "--gpu_memory_utilization", "0.7", "-O3", "--hf-overrides.a=1"]
+    assert load_config(run_file, [*words, json.dumps(others)]).rollout.server_options == tuple(others)
+
+
+def test_a_gpu_of_a_server_is_named_once(run_file: Path) -> None:
+    words = ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis", "--rollout.server_gpus", "[1, 0, 1]"]
+    with pytest.raises(ConfigError, match=r"server_gpus .* GPU 1 twice"):
+        load_config(run_file, words)
+
+
 def test_the_folder_for_a_servers_weights_is_relative_to_the_run_file(run_file: Path) -> None:
     config = load_config(run_file, [*SERVED, "--rollout.server_weights", "shared"])
     assert config.rollout.server_weights == run_file.parent.resolve() / "shared"

@@ -37,8 +37,8 @@ class Backend:
     `refuses` (500), `page` (answers everything with a page).
     """
 
-    def __init__(self, model: Any, tokenizer: Any, faults: tuple[str, ...] = (), *, key: str = "") -> None:
-        self.base, self.tokenizer, self.faults, self.key = model, tokenizer, set(faults), key
+    def __init__(self, model: Any, tokenizer: Any, faults: tuple[str, ...] = (), *, key: str = "", name: str = "policy") -> None:
+        self.base, self.tokenizer, self.faults, self.key, self.name = model, tokenizer, set(faults), key, name
         self.adapters: dict[str, Any] = {}
         self.label = "default"
         self.asked: list[tuple[str, Any]] = []
@@ -184,8 +184,9 @@ class VllmHandler(_Handler):
                 return 200, {"status": "awake"}
             case "/v1/models":
                 window = backend.base.config.max_position_embeddings
-                cards = [{"id": "policy", "root": "policy", "parent": None, "max_model_len": window, "owned_by": "vllm"}]
-                return 200, {"object": "list", "data": cards + [{"id": n, "parent": "policy"} for n in backend.adapters]}
+                name = backend.name
+                cards = [{"id": name, "root": name, "parent": None, "max_model_len": window, "owned_by": "vllm"}]
+                return 200, {"object": "list", "data": cards + [{"id": n, "parent": name} for n in backend.adapters]}
             case "/v1/completions":
                 return self._complete(body)
             case "/weight_info" if loading:
@@ -222,14 +223,14 @@ class VllmHandler(_Handler):
 
     def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
         backend, faults = self.backend, self.backend.faults
-        if body["model"] not in ("policy", *backend.adapters):
+        if body["model"] not in (backend.name, *backend.adapters):
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist.", "code": 404}}
         assert body["ignore_eos"]
         assert body["return_token_ids"]
         assert (body["top_p"], body["top_k"], body["min_p"], body["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
         if max(body["prompt"]) >= backend.base.config.vocab_size:
             return 400, {"error": {"message": f"Token id {max(body['prompt'])} is out of vocabulary", "code": 400}}
-        adapter = None if body["model"] == "policy" else body["model"]
+        adapter = None if body["model"] == backend.name else body["model"]
         found = backend.sample(body["prompt"], body["max_tokens"], body, adapter, body["logprobs"])
         logprobs = [-9999.0 if p != p else p for p in found["logprobs"]]
         tops = [{f"token_id:{i}": p for i, p in found["top"].items()}] + [{}] * (len(found["ids"]) - 1)

@@ -2,7 +2,7 @@
 
 from composer_replication.rollouts.serving.engine import ServingEngine, open_server
 from composer_replication.rollouts.serving.http import KEY_VARIABLE
-from composer_replication.rollouts.serving.started import StartedVllm, VllmOptions, require_vllm
+from composer_replication.rollouts.serving.started import StartedVllm, VllmOptions, require_vllm, visible_gpus
 from composer_replication.rollouts.serving.weights import SharedFolder, WeightTransfer
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "WeightTransfer",
     "open_server",
     "require_vllm",
+    "visible_gpus",
 ]

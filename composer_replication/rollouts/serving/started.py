@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import socket
@@ -11,26 +12,30 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
 from composer_replication.rollouts.program import RunningProgram
-from composer_replication.types.errors import MissingExtraError, ModelError
+from composer_replication.rollouts.serving.http import KEY_VARIABLE
+from composer_replication.types.errors import ConfigError, MissingExtraError, ModelError
 from composer_replication.types.secrets import quoted
 
 _ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_NO_USAGE_STATS": "1"}
 """Endpoints that load weights and adapters, and put the server to sleep."""
 _KEY = "VLLM_API_KEY"
-"""Environment variable from which vLLM's server takes its key."""
+"""Environment variable from which vLLM's server takes its key. That of another program must not reach it."""
 _MODULE = "vllm.entrypoints.openai.api_server"
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Greatest ranks of adapters that vLLM can be started for."""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _BETWEEN_S, _ANSWER_S, _PATIENCE_S = 0.5, 5.0, 10.0
+_LONGEST_ANSWER = 1 << 20
 _ERROR = re.compile(r"(^|\s)([\w.]*(Error|Exception)|error): \S")
 """A line that says what went wrong, and not one of the code in a traceback."""
 _ANOTHER = "Engine core initialization failed"
@@ -64,9 +69,9 @@ class VllmOptions:
     more: Sequence[str] = ()
     """Options that come last, and so count."""
 
-    def words(self, port: int) -> list[str]:
-        """Return the command."""
-        command = [str(self.python), "-m", _MODULE, "--model", self.model, "--served-model-name", "policy"]
+    def words(self, port: int, name: str) -> list[str]:
+        """Return the command of a server that serves the model under a name."""
+        command = [str(self.python), "-m", _MODULE, "--model", self.model, "--served-model-name", name]
         command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", self.dtype, "--max-model-len", str(self.window)]
         command += ["--logprobs-mode", "processed_logprobs"]
         if self.lora_rank:
@@ -78,22 +83,36 @@ class VllmOptions:
         return [*command, *self.more]
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that it needs besides those of this process."""
-        if not self.gpus:
-            return dict(_ENVIRONMENT)
-        given = os.environ.get(_VISIBLE)
-        visible = None if given is None else given.split(",")
-        if visible is not None and max(self.gpus) >= len(visible):
-            raise ModelError(
-                f"the server is to have GPU {max(self.gpus)}, and {_VISIBLE}={given} shows {len(visible)}",
-                fix="name others in rollout.server_gpus",
-            )
-        chosen = self.gpus if visible is None else [visible[number] for number in self.gpus]
-        return _ENVIRONMENT | {_VISIBLE: ",".join(map(str, chosen))}
+        """Return the variables that it needs besides those of this process. Raises ConfigError as `visible_gpus`."""
+        key = os.environ.get(KEY_VARIABLE)
+        return _ENVIRONMENT | ({_KEY: key} if key else {}) | ({_VISIBLE: ",".join(visible_gpus(self.gpus))} if self.gpus else {})
+
+
+def visible_gpus(gpus: Sequence[int]) -> list[str]:
+    """Return the names of GPUs for a process that is to see these alone.
+
+    Args:
+        gpus: their numbers among those that this process sees.
+
+    Raises:
+        ConfigError: it does not see one of them.
+    """
+    given = os.environ.get(_VISIBLE)
+    if given is None:
+        return [str(number) for number in gpus]
+    seen = list(takewhile(lambda name: name not in ("", "-1"), map(str.strip, given.split(","))))
+    if max(gpus) >= len(seen):
+        raise ConfigError(
+            f"rollout.server_gpus names GPU {max(gpus)}, and {_VISIBLE}={given} shows {len(seen)}",
+            fix=f"name others in rollout.server_gpus, counted from 0, or show more in {_VISIBLE}",
+        )
+    return [seen[number] for number in gpus]
 
 
 class StartedVllm:
-    """A vLLM server of this process. It serves the model as `policy` at `url`, to this machine alone.
+    """A vLLM server of this process. It serves the model as `name` at `url`, to this machine alone.
+
+    No other server has that name. The key in COMPOSER_SERVER_KEY, if there is one, is also this server's.
 
     Args:
         log: file to which its output is appended.
@@ -102,21 +121,22 @@ class StartedVllm:
 
     Raises:
         ModelError: it ended before it served, or does not serve in time.
+        ConfigError: as `visible_gpus`.
     """
 
     def __init__(
         self, options: VllmOptions, log: Path, *, timeout_s: float, environment: Mapping[str, str] | None = None
     ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        port = _free_port()
+        port, self.name = _free_port(), f"policy-{uuid.uuid4().hex}"
         self.url = f"http://127.0.0.1:{port}"
         self.log, self.sleeps = log, options.sleeps
         self._began = log.stat().st_size if log.exists() else 0
         self.program = RunningProgram(
-            options.words(port),
+            options.words(port, self.name),
             log=log,
             environment=options.environment() | dict(environment or {}),
-            without=_OF_TORCHRUN,
+            without=(*_OF_TORCHRUN, _KEY),
             patience_s=_PATIENCE_S,
         )
         with ExitStack() as started:
@@ -130,7 +150,7 @@ class StartedVllm:
 
     def _wait(self, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
-        while not _answers(f"{self.url}/health"):
+        while not self._serves():
             if (code := self.program.poll()) is not None:
                 raise ModelError(
                     f"the vLLM server ended with exit code {code} before it served: {self.last_words()}", fix=f"see {self.log}"
@@ -142,6 +162,18 @@ class StartedVllm:
                 )
             time.sleep(_BETWEEN_S)
 
+    def _serves(self) -> bool:
+        """Return whether this server answers at the address; another program may have taken the port."""
+        key = os.environ.get(KEY_VARIABLE, "")
+        request = urllib.request.Request(f"{self.url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+        try:
+            with _DIRECT.open(request, timeout=_ANSWER_S) as reply:
+                return any(card["id"] == self.name for card in json.loads(reply.read(_LONGEST_ANSWER))["data"])
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError):
+            return False
+        except (ValueError, KeyError, TypeError):  # an answer of another kind
+            return False
+
     def last_words(self) -> str:
         """Return the last line that it has written which names an error, and not only that of another process; else the last
         line."""
@@ -151,7 +183,7 @@ class StartedVllm:
         lines = [line.strip() for line in said if line.strip()]
         errors = [line for line in lines if _ERROR.search(line)]
         causes = [line for line in errors if _ANOTHER not in line]
-        return quoted((causes or errors or lines or ["it said nothing"])[-1], os.environ.get(_KEY, ""), most=500)
+        return quoted((causes or errors or lines or ["it said nothing"])[-1], os.environ.get(KEY_VARIABLE, ""), most=500)
 
 
 def require_vllm(python: Path) -> None:
@@ -174,11 +206,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
-
-
-def _answers(url: str) -> bool:
-    try:
-        with _DIRECT.open(url, timeout=_ANSWER_S):
-            return True
-    except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError):
-        return False

@@ -110,7 +110,7 @@ def open_engine(config: RunConfig, policy: ServedPolicy, arm: str, folder: Path,
             started = start_server(config, policy.model.config, folder)
             opened.callback(started.close)
         url = rollout.server_urls[generator] if started is None else started.url
-        server = open_server(rollout.engine, url, timeout_s=rollout.stall_s)
+        server = open_server(rollout.engine, url, timeout_s=rollout.stall_s, model=None if started is None else started.name)
         engine = ServingEngine(
             server,
             stop_ids=sorted(stop_ids_of(policy.model.generation_config, tokenizer)),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedConfig
 
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward.models import resolve_device, resolve_precision, window_of
-from composer_replication.rollouts.serving import StartedVllm, VllmOptions, require_vllm
+from composer_replication.rollouts.serving import StartedVllm, VllmOptions, require_vllm, visible_gpus
 from composer_replication.types.errors import ConfigError
 
 LOG = "vllm.log"
@@ -20,7 +23,7 @@ def check_server(config: RunConfig) -> None:
     """Check for what would keep the server of a run from starting.
 
     Raises:
-        ConfigError: the policy is no whole model.
+        ConfigError: the policy is no whole model, or there is no GPU of a number in `rollout.server_gpus`.
         MissingExtraError: there is no vLLM.
     """
     if (Path(config.model.path) / "adapter_config.json").is_file():
@@ -28,6 +31,14 @@ def check_server(config: RunConfig) -> None:
             f"model.path = {config.model.path} has LoRA adapters, and a server that a run starts needs a whole model",
             fix="write it with `composer weights merge`, and name its folder",
         )
+    if gpus := config.rollout.server_gpus:
+        visible_gpus(gpus)
+        count = torch.cuda.device_count()
+        if torch.cuda.is_available() and max(gpus) >= count:  # without CUDA here, the server's environment may have it
+            raise ConfigError(
+                f"rollout.server_gpus names GPU {max(gpus)}, and torch finds {count}",
+                fix="name others in rollout.server_gpus, counted from 0",
+            )
     require_vllm(_python(config))
 
 
@@ -49,18 +60,26 @@ def server_options(config: RunConfig, architecture: PreTrainedConfig) -> VllmOpt
     """Return how the server of a run is started. It holds the model that the run starts from: the policy's weights, or adapters,
     are loaded into it later."""
     rollout, model = config.rollout, config.model
-    device = resolve_device(model.device)
-    shared = () if device.type == "cpu" else (device.index or 0,)
+    shared = _policy_gpus(model.device)
+    gpus = rollout.server_gpus or shared[:1]
     return VllmOptions(
         model=model.path,
         dtype="float32" if resolve_precision(model) == "float32" else "bfloat16",
         window=min(rollout.context_tokens, window_of(architecture)),
         python=_python(config),
         lora_rank=model.lora.rank,
-        gpus=rollout.server_gpus or shared,
-        sleeps=bool(shared) and not set(shared).isdisjoint(rollout.server_gpus or shared),
+        gpus=gpus,
+        sleeps=not set(shared).isdisjoint(gpus),
         more=rollout.server_options,
     )
+
+
+def _policy_gpus(device_name: str) -> Sequence[int]:
+    """Return the numbers of the GPUs that the policy's processes on this machine use, the first process's first: of those that a
+    launcher has started each has one."""
+    device = resolve_device(device_name)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return () if device.type == "cpu" else range(processes) if processes > 1 else (device.index or 0,)
 
 
 def _python(config: RunConfig) -> Path:

@@ -37,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model")
     parser.add_argument("--port", type=int)
+    parser.add_argument("--served-model-name")
     given, _ = parser.parse_known_args()
     print("started with", *sys.argv[1:], flush=True)
     print("in the group of", os.environ.get("MASTER_ADDR"), flush=True)
@@ -44,7 +45,8 @@ def main() -> None:
         threading.Event().wait()
     torch.set_num_threads(1)
     model, tokenizer = load_policy(ModelConfig(path=given.model, device="cpu"))
-    with WireServer("vllm", Backend(model, tokenizer), port=given.port):
+    backend = Backend(model, tokenizer, key=os.environ.get("VLLM_API_KEY", ""), name=given.served_model_name)
+    with WireServer("vllm", backend, port=given.port):
         threading.Event().wait()
 
 
