@@ -12,6 +12,7 @@ from transformers import Qwen3Config
 from composer_replication.config import RunConfig
 from composer_replication.trainer.engines import own_server
 from composer_replication.trainer.engines.own_server import check_server, server_options
+from composer_replication.trainer.open_run import check_run_dir, open_run
 from composer_replication.types.errors import ConfigError
 
 GPUS = 4
@@ -66,3 +67,18 @@ def test_gpus_that_there_are_not_are_named_before_anything_starts(with_gpus: pyt
     with_gpus.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES= shows 0"):
         check_server(run(server_gpus=(0,)))
+
+
+def test_the_server_of_a_resumed_run_may_be_another(tmp_path: Path) -> None:
+    """A run that stopped because its server had too little memory has to go on with more."""
+    before = run(server_gpus=(), server_options=("--gpu-memory-utilization", "0.4"))
+    after = run(server_gpus=(1,), server_options=(), server_python="/other/python")
+    with open_run(placed(before, tmp_path), resume=False) as run_dir:
+        run_dir.log_metrics("main", 0, {"eval/pass": 0.0})
+    check_run_dir(placed(after, tmp_path), resume=True)
+    with pytest.raises(ConfigError, match="temperature"):
+        check_run_dir(placed(run(temperature=0.5), tmp_path), resume=True)
+
+
+def placed(config: RunConfig, out: Path) -> RunConfig:
+    return config.model_copy(update={"out": out})
