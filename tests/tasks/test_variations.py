@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from composer_replication.languages.python.inputs import changed, new_word, shape_of, with_word
+from composer_replication.languages.python.inputs import changed, grown, new_word, shape_of, with_word
 from composer_replication.sandbox.grading.programs import Steps
 from composer_replication.tasks.held_out.variations import Variations
 
@@ -111,3 +111,67 @@ def test_no_variation_is_a_program_or_drawn_twice() -> None:
     written = [json.dumps(steps) for _, steps in drawn]
     assert len(set(written)) == len(written) > 50
     assert json.dumps(PROGRAM) not in written
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple", "set", "frozenset"])
+def test_a_longer_value_begins_as_it_did_and_goes_past_what_a_first_look_takes(kind: str) -> None:
+    rng = random.Random(0)
+    made = [grown([kind, [1, 2, 3]], rng)[1] for _ in range(200)]
+    assert {items[:3] == [1, 2, 3] for items in made} == {True}
+    lengths = {len(items) for items in made}
+    assert {4, 7} <= lengths
+    assert 10 < max(lengths) <= 23
+    again = [len(set(items)) < len(items) for items in made]
+    assert {items[0] == items[-1] for items in made if len(items) > 10} == (
+        {True, False} if kind in ("list", "tuple") else {False}
+    )
+    assert any(again) == (kind in ("list", "tuple")), "an item stands there twice, or never does"
+
+
+def test_a_longer_dict_has_every_key_once() -> None:
+    rng = random.Random(0)
+    made = [grown(["dict", [["ab", 1], ["cd", 2]]], rng)[1] for _ in range(100)]
+    assert all(len({key for key, _ in pairs}) == len(pairs) for pairs in made)
+    assert max(map(len, made)) > 10
+    assert [grown(value, rng) for value in (["list", []], "text", 7, ["built", "m:C", [1]])] == [
+        ["list", []],
+        "text",
+        7,
+        ["built", "m:C", [1]],
+    ]
+
+
+def test_a_call_that_takes_any_number_of_arguments_is_given_more() -> None:
+    """Those that stand in the call, and those that a step before it gives; never to another function."""
+    programs: list[Steps] = [
+        [(0, {"do": "value", "of": ["list", [1]]}), call(1, "deep.concat", ["step", 0], ["step", 0])],
+        [call(0, "concat", "a", "b")],
+        [call(0, "other", "a", "b")],
+        [call(0, "start"), (1, {"do": "method", "of": ["step", 0], "name": "add", "args": [5]})],
+    ]
+    drawn = Variations(programs, random.Random(0), {"concat": 0, "add": 0}).draw([100] * 4)
+    counts: dict[int, set[int]] = {number: set() for number in range(4)}
+    for number, steps in drawn:
+        most = max(len(step.get("args", [])) for _, step in steps)
+        places = [place for place, _ in steps]
+        assert len(set(places)) == len(places), "every step has a number of its own"
+        for at, (_, step) in enumerate(steps if most > 2 else ()):
+            used = [arg[1] for arg in step.get("args", []) if isinstance(arg, list) and arg[0] == "step"]
+            assert set(used) <= set(places[:at]), "made before it is used"
+        counts[number].update(len(step["args"]) for _, step in steps if step.get("args"))
+    assert counts == {0: {2, 4, 6}, 1: {2, 4, 6}, 2: {2}, 3: {1, 3, 5}}
+
+
+@pytest.mark.parametrize("text", ["45.01 USD", "2026-01-05", "12:05:09"])
+def test_fields_of_one_width_keep_it(text: str) -> None:
+    """What a number of another width means there, only the gold code says."""
+    rng = random.Random(0)
+    made = {changed(text, text, rng) for _ in range(600)} - {text}
+    fields = [field for new in made for field in re.findall(r"(?<=[0-9])[.:/-]([0-9]+)", new)]
+    assert len(fields) > 40
+    assert {len(field) for field in fields} == {2}
+
+
+def test_fields_of_several_widths_may_have_others() -> None:
+    rng = random.Random(0)
+    assert any(re.search(r"\.[0-9]{2}", changed("3.4.5", "3.4.5", rng)) for _ in range(200)), "3.4.12"

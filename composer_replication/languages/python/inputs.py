@@ -12,6 +12,8 @@ import string
 from typing import Any
 
 _NUMBER, _WORD, _EITHER = re.compile(r"[0-9]+"), re.compile(r"[A-Za-z]+"), re.compile(r"[0-9]+|[A-Za-z]+")
+_FIELD = re.compile(r"(?<=[0-9])([.:/-])([0-9]+)")
+"""A number behind a separator that stands behind another number."""
 _DIGITS = 15
 """Digits of a number in a text that are read."""
 _FAR = 0.3
@@ -19,6 +21,11 @@ _FAR = 0.3
 _SAME_SHAPE = 0.5
 """Probability that a changed text keeps its shape, as what a test accepts often must."""
 _HOLDING = frozenset({"list", "tuple", "set", "frozenset", "dict"})
+_MANY = 10
+"""Items above which work that looks at the first few alone shows."""
+_AGAIN, _AT_END, _DRAWS = 0.3, 0.5, 4
+"""Probabilities that a further item is one that stands there already, and that the last one is the first again; and draws of one
+that does not stand there."""
 _NEW_ITEMS = 4
 """How often a changed item stands among the ways to change a list or dict, beside three or four that only move items."""
 
@@ -55,6 +62,16 @@ def changed(value: Any, other: Any, rng: random.Random) -> Any:
             return [kind, _changed_items(items, other[1], kind, rng)]
         case _:
             return other
+
+
+def grown(value: Any, rng: random.Random) -> Any:
+    """Return a list, tuple, set or dict with more items: near to its own, in a list or tuple some of them again. What is empty,
+    and anything else, is returned as it is."""
+    match value:
+        case ["list" | "tuple" | "set" | "frozenset" | "dict" as kind, [_, *_] as items]:
+            length = rng.choice([len(items) + 1, 2 * len(items) + 1, max(len(items), _MANY) + rng.randint(1, _MANY)])
+            return [kind, _grown_items(items, kind, min(length, len(items) + 2 * _MANY), rng)]
+    return value
 
 
 def shape_of(text: str) -> str:
@@ -95,6 +112,24 @@ def with_word(value: Any, old: str, new: str) -> Any:
 
 
 def _changed_text(mine: str, theirs: str, rng: random.Random) -> str:
+    for _ in range(_DRAWS):
+        new = _other_text(mine, theirs, rng)
+        if _keeps_fields(new, mine, theirs):
+            return new
+    return theirs
+
+
+def _keeps_fields(new: str, *known: str) -> bool:
+    """Return whether the numbers behind a separator are as wide in a text as in known ones, where these all have one width of two
+    digits or more behind it. `45.01` is 45 and a hundredth, and of `45.1` most projects say nothing."""
+    widths: dict[str, set[int]] = {}
+    for separator, digits in (found for text in known for found in _FIELD.findall(text)):
+        widths.setdefault(separator, set()).add(len(digits))
+    fixed = {separator: found for separator, found in widths.items() if len(found) == 1 and min(found) > 1}
+    return all(len(digits) in fixed.get(separator, {len(digits)}) for separator, digits in _FIELD.findall(new))
+
+
+def _other_text(mine: str, theirs: str, rng: random.Random) -> str:
     if rng.random() < _SAME_SHAPE and (alike := _same_shape(mine, rng)) != mine:
         return alike
     words = mine.split(" ")
@@ -142,6 +177,21 @@ def _changed_items(mine: list[Any], theirs: list[Any], kind: str, rng: random.Ra
     else:
         options.append(mine + [item for item in theirs if item not in mine])
     return rng.choice(options)
+
+
+def _grown_items(mine: list[Any], kind: str, length: int, rng: random.Random) -> list[Any]:
+    """Add items: new ones, or new ones and an old one at the end, or some of both."""
+    items, again = list(mine), rng.choice((0.0, 0.0, 0.0, _AGAIN))
+    at_end = kind in ("list", "tuple") and rng.random() < _AT_END
+    for _ in range(length - len(mine) - at_end):
+        old = rng.choice(items)
+        if kind == "dict":
+            new = [changed(old[0], old[0], rng), changed(old[1], old[1], rng)]
+            items += [new] if new[0] not in [pair[0] for pair in items] else []
+            continue
+        found = [new for new in (changed(old, old, rng) for _ in range(_DRAWS)) if new not in items][:1]
+        items += [old] if kind in ("list", "tuple") and rng.random() < again else found
+    return [*items, mine[0]] if at_end else items
 
 
 def _alike(items: list[Any]) -> bool:

@@ -9,17 +9,19 @@ where the tests name it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
+from composer_replication.languages.python.functions import find_functions
 from composer_replication.languages.python.instrument import instrument
 from composer_replication.sandbox.grading.literals import OPAQUE
 from composer_replication.sandbox.grading.programs import Steps, examine_programs, record_steps, watch_calls
@@ -42,6 +44,8 @@ _FEW, _FEW_OTHERS = 5, 3
 variations are tried."""
 _AIMS, _TOWARDS = 4, 4
 """Programs of a function that these are made from, and how many of each."""
+_LONGER = 6
+"""Variations towards each function that ask it for longer arguments, or more of them, than the tests do."""
 _ROUNDS = 2
 """Rounds of these, each for the functions that the one before brought further and not far enough."""
 SLOW_S = 0.2
@@ -67,6 +71,8 @@ class ObservedProgram:
     new_calls: Mapping[str, Sequence[str | None]]
     """By key of the function, what it returns to some calls that no test makes, as `steps.calls.answer_of` writes it; None where
     that is not known. Empty for the steps of a test."""
+    longer: bool = False
+    """Whether it was drawn to ask for longer arguments, or more of them, than the tests have."""
 
     @property
     def informative(self) -> list[Any]:
@@ -105,7 +111,7 @@ def make_hidden_book(runner: CodeRunner, tree: Path, *, layout: RepositoryLayout
     steps = [program.steps for program in recorded]
     seen = examine_programs(runner, Tree(base=tree), steps, lines=True) if recorded else []
     known, why_not_watched = _known_calls(runner, tree, layout, seen) if recorded else ({}, "")
-    programs = _Examiner(runner, tree, known).programs(recorded, seen, rng)
+    programs = _Examiner(runner, tree, known, _open_ended(tree, layout)).programs(recorded, seen, rng)
     tests, why_no_tests = make_anti_tests(runner, tree, passing, rng)
     return HiddenBook(
         programs=programs,
@@ -151,13 +157,14 @@ class _Varied:
 
     parent: int
     steps: Steps
+    longer: bool = False
 
 
 class _Examiner:
     """Examines recorded programs and variations of them on the gold code, and keeps those to be relied on."""
 
-    def __init__(self, runner: CodeRunner, tree: Path, known: Mapping[str, Sequence[int]]) -> None:
-        self.runner, self.tree, self.known = runner, Tree(base=tree), known
+    def __init__(self, runner: CodeRunner, tree: Path, known: Mapping[str, Sequence[int]], open_ended: Mapping[str, int]) -> None:
+        self.runner, self.tree, self.known, self.open_ended = runner, Tree(base=tree), known, open_ended
         self.errors = ExpectedErrors(tree)
 
     def programs(
@@ -167,7 +174,7 @@ class _Examiner:
         variations make a new call."""
         numbers = _taken(recorded, seen)
         taken, first = [recorded[number] for number in numbers], [seen[number] for number in numbers]
-        variations = Variations([program.steps for program in taken], rng)
+        variations = Variations([program.steps for program in taken], rng, self.open_ended)
         varied = [_Varied(*one) for one in variations.draw(_wanted(first))]
         times = self.times([program.steps for program in taken] + [one.steps for one in varied])
         origins, rest = times[: len(taken)], times[len(taken) :]
@@ -178,9 +185,14 @@ class _Examiner:
         telling = {number for number, program in enumerate(found) if program is not None and program.informative}
         found += self.kept(varied, rest, taken, origins)
         poor = _poor(found)
-        for _ in range(_ROUNDS):
+        entered = sorted({function for one in first if one is not None for function in one["calls"]})
+        leading = [_aims(function, None, taken, first, telling) for function in entered]
+        turns = [aim for aims in leading for aim in itertools.islice(itertools.cycle(aims), _LONGER)]
+        longer = [_Varied(*one, longer=True) for aim in turns for one in variations.draw_longer(*aim, 1)]
+        for round_ in range(_ROUNDS):
             aims = [aim for function in sorted(poor) for aim in _aims(function, poor[function], taken, first, telling)]
             varied = [_Varied(*one) for number, leading in aims for one in variations.draw_towards(number, leading, _TOWARDS)]
+            varied += longer if round_ == 0 else []
             more = self.kept(varied, self.times([one.steps for one in varied]), taken, origins)
             found += more
             further = {function for program in more if program is not None for function in program.new_calls}
@@ -205,8 +217,24 @@ class _Examiner:
             if origin is not None and lined is not None and _does_nothing_new(one.steps, lined, parent.steps, origin):
                 answers = {function: [answer for _, answer in calls] for function, calls in lined["calls"].items() if calls}
                 named = self.errors.of(parent.test) - _MISUSE
-                found.append(_observed(one.steps, (lined, again), named, new_calls=answers))
+                observed = _observed(one.steps, (lined, again), named, new_calls=answers)
+                found.append(replace(observed, longer=one.longer) if observed is not None else None)
         return found
+
+
+def _open_ended(tree: Path, layout: RepositoryLayout) -> dict[str, int]:
+    """Return the names of the project's functions and methods that take any number of arguments by position, and of the classes
+    whose constructors do, each with the number of arguments before these."""
+    found: dict[str, int] = {}
+    files = [path for path in layout.sources if path.endswith(".py")]
+    for function in (function for path in files for function in find_functions(path, (tree / path).read_bytes())[0]):
+        if function.rest:
+            *outer, name = function.qualname.split(".")
+            before = [
+                one for one in function.parameters[: function.parameters.index(function.rest)] if one not in ("self", "cls")
+            ]
+            found[outer[-1] if outer and name in ("__init__", "__new__") else name] = len(before)
+    return found
 
 
 def _rewritten_tests(tree: Path, layout: RepositoryLayout) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ from composer_replication.sandbox.grading.programs import KnownProgram, Mutant, 
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks.held_out.book import SLOW_S, HiddenBook, ObservedProgram
-from composer_replication.tasks.held_out.mutants import KEPT, KILLS, Tried, joint_mutants, joint_mutants_of, mutants_of
+from composer_replication.tasks.held_out.mutants import KEPT, KILLS, Tried, joint_mutants, joint_mutants_of, longer_of, mutants_of
 from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
 
 _FEWEST, _FEWEST_ANSWERS = 4, 2
@@ -111,6 +111,7 @@ def _chosen(
         kills = [[number for number in found if number in kills[-1]] for found in kills]
         surviving = _surviving(group, kills)
     chosen = list(dict.fromkeys(number for found in kills[:-1] for number in found))
+    chosen += [number for number in longer_of(group.functions[0], kills[-1], programs) if number not in chosen]
     chosen += [number for number in kills[-1] if number not in chosen][: max(KEPT - len(chosen), 0)]
     held = [_held_out(programs[number], key) for number in chosen]
     if surviving is not None:

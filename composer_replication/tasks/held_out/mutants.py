@@ -9,6 +9,7 @@ the body and cut an argument short.
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +38,8 @@ for most of these calls."""
 KEPT = 16
 """Programs of a function that are kept. More than kill the mutants: a replay costs milliseconds, and a body that no build tries
 has to satisfy them all."""
+_LONGER = 3
+"""Programs with longer arguments, or more, that are kept of a function."""
 _STARTS = 8
 """Places of the pool at which mutants begin in turns."""
 _MOST_PAIRS = 10
@@ -63,7 +66,7 @@ def mutants_of(function: Function, book: HiddenBook, rng: random.Random) -> Trie
     rng.shuffle(running)
     running.sort(key=lambda number: len(programs[number].steps))
     running = _mixed(running)
-    pool = _covering(function, running, programs)
+    pool = list(dict.fromkeys([*_covering(function, running, programs), *longer_of(function, running, programs)]))
     rest = [number for number in running if number not in pool]
     new = [number for number in rest if function.key in programs[number].new_calls]
     old = [number for number in rest if function.key not in programs[number].new_calls]
@@ -77,6 +80,12 @@ def mutants_of(function: Function, book: HiddenBook, rng: random.Random) -> Trie
     cut = [_cut(function, line, asking) for line in shortened(function)]
     stub = Mutant(bodies=[other_body(function, STUB)], numbers=pool, most=KEPT, found_first=True)
     return Tried(functions=[function], pool=pool, asking=asking, mutants=[*alone, *by_heart, *cut, stub] if pool else [])
+
+
+def longer_of(function: Function, numbers: Iterable[int], programs: Sequence[ObservedProgram]) -> list[int]:
+    """Return the numbers of the longest few programs that ask a function for longer arguments, or more, than the tests have."""
+    longer = [number for number in numbers if programs[number].longer and function.key in programs[number].new_calls]
+    return sorted(longer, key=lambda number: -len(json.dumps(programs[number].steps)))[:_LONGER]
 
 
 def joint_mutants_of(tried: Sequence[Tried], book: HiddenBook) -> list[Tried]:

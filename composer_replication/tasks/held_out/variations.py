@@ -1,5 +1,5 @@
-"""Programs near the recorded ones: a part of one, another argument, a word renamed throughout, operands exchanged, a step left
-out, done twice, or exchanged with the next."""
+"""Programs near the recorded ones: a part of one, another argument, a longer one, more of them, a word renamed throughout,
+operands exchanged, a step left out, done twice, or exchanged with the next."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import copy
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
-from composer_replication.languages.python.inputs import changed, kind_of, new_word, shape_of, with_word, words_of
+from composer_replication.languages.python.inputs import changed, grown, kind_of, new_word, shape_of, with_word, words_of
 from composer_replication.sandbox.grading.programs import Step, Steps
 from composer_replication.tasks.held_out.slices import needs
 
@@ -19,24 +19,32 @@ Palette: TypeAlias = Mapping[str, Sequence[Any]]
 
 _PART = 0.4
 """Probability of first cutting a program down to one step and what that needs."""
-_ANOTHER_ARGUMENT, _RENAMED, _EXCHANGED, _LEFT_OUT, _TWICE = 0.45, 0.7, 0.78, 0.85, 0.92
+_MORE, _ANOTHER_ARGUMENT, _RENAMED, _EXCHANGED, _LEFT_OUT, _TWICE = 0.12, 0.5, 0.73, 0.8, 0.87, 0.93
 """Upper ends of the other ways' shares of chance; the rest exchanges two steps."""
 _TWO_SIDED = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "or_", "and_", "xor"})
-_EXCHANGED_TOWARDS, _RENAMED_TOWARDS = 0.15, 0.5
+_MORE_TOWARDS, _EXCHANGED_TOWARDS, _RENAMED_TOWARDS = 0.12, 0.25, 0.56
 """Upper ends of the shares of chance where a variation is to lead somewhere; the rest changes an argument."""
 _FROM_ANYWHERE = 0.3
 """Probability that a text is exchanged with one of the same shape that stands anywhere."""
 _ATTEMPTS = 3
 """Draws for each variation."""
 _SECOND_NUMBER = 500_000
-"""Added to the number of a step that is done twice."""
+"""Added to the number of a step that is done twice, once for each time."""
+_ADDED, _ARGUMENTS = (2, 4), 0.5
+"""Arguments that a call of a function with any number of them is given in addition, and the probability of that where a container
+could grow instead."""
 
 
 class Variations:
-    """Draws variations of programs: never one of the programs, nor the same one twice."""
+    """Draws variations of programs: never one of the programs, nor the same one twice.
 
-    def __init__(self, programs: Sequence[Steps], rng: random.Random) -> None:
-        self.programs, self.rng = programs, rng
+    Args:
+        open_ended: names of functions, methods and classes that take any number of arguments by position, each with the number of
+            those that have a name.
+    """
+
+    def __init__(self, programs: Sequence[Steps], rng: random.Random, open_ended: Mapping[str, int] | None = None) -> None:
+        self.programs, self.rng, self.open_ended = programs, rng, open_ended or {}
         self.palette = _palette_of(programs)
         self.known = {json.dumps(program) for program in programs}
 
@@ -50,16 +58,117 @@ class Variations:
         drawn = (self.draw_one(number, leading) for _ in range(count))
         return [(number, steps) for steps in drawn if steps]
 
+    def draw_longer(self, number: int, leading: Set[int], count: int) -> list[tuple[int, Steps]]:
+        """Return at most so many variations of a program with more of something in what the `leading` steps need or are given."""
+        drawn = (self.new(lambda: self._longer(self.programs[number], leading)) for _ in range(count))
+        return [(number, steps) for steps in drawn if steps]
+
     def draw_one(self, number: int, leading: Set[int] = frozenset()) -> Steps | None:
         """Return a new variation of a program; None where some draws bring none."""
+        program = self.programs[number]
+        return self.new(lambda: self._towards(program, leading) if leading else self._anywhere(program))
+
+    def new(self, draw: Callable[[], list[tuple[int, Step]] | None]) -> Steps | None:
+        """Return the first of some draws that is new; None where none is."""
         for _ in range(_ATTEMPTS):
-            program = self.programs[number]
-            steps = vary_towards(program, leading, self.palette, self.rng) if leading else vary(program, self.palette, self.rng)
+            steps = draw()
             written = json.dumps(steps)
             if steps and written not in self.known:
                 self.known.add(written)
                 return steps
         return None
+
+    def _anywhere(self, program: Steps) -> list[tuple[int, Step]] | None:
+        """Return one variation, or None where what was drawn changes nothing."""
+        rng, steps = self.rng, copy.deepcopy(list(program))
+        if rng.random() < _PART:
+            steps = _part(steps, rng)
+        way, at = rng.random(), rng.randrange(len(steps))
+        if way < _MORE and self._with_more(steps, steps):
+            return steps
+        if way < _ANOTHER_ARGUMENT:
+            return steps if _with_another_argument(steps, self.palette, rng) or len(steps) < len(program) else None
+        if way < _RENAMED:
+            return steps if _with_word_renamed(steps, steps, rng) or len(steps) < len(program) else None
+        if way < _EXCHANGED:
+            return steps if _with_operands_exchanged(steps, rng) else None
+        if way < _LEFT_OUT:
+            del steps[at]
+        elif way < _TWICE:
+            number, step = steps[at]
+            steps.insert(at + 1, (_SECOND_NUMBER + number, copy.deepcopy(step)))
+        elif at + 1 < len(steps):
+            steps[at], steps[at + 1] = steps[at + 1], steps[at]
+        return steps
+
+    def _towards(self, program: Steps, leading: Set[int]) -> list[tuple[int, Step]] | None:
+        """Return one variation in an argument, a word or the operands of a step that the leading ones need, or of one of these;
+        None where there is nothing to change."""
+        rng, steps = self.rng, copy.deepcopy(list(program))
+        if rng.random() < _PART:
+            steps = _part(steps, rng, [(number, step) for number, step in steps if number in leading])
+        needed = _needed(steps, leading)
+        reached = [(number, step) for number, step in steps if number in needed]
+        way = rng.random()
+        if way < _MORE_TOWARDS and self._with_more(steps, reached):
+            return steps
+        if way < _EXCHANGED_TOWARDS and _with_operands_exchanged(reached, rng):
+            return steps
+        if way < _RENAMED_TOWARDS and _with_word_renamed(steps, reached, rng):
+            return steps
+        changed_one = _with_another_argument(reached, self.palette, rng) or _with_operands_exchanged(reached, rng)
+        return steps if changed_one else None
+
+    def _longer(self, program: Steps, leading: Set[int]) -> list[tuple[int, Step]] | None:
+        steps = copy.deepcopy(list(program))
+        needed = _needed(steps, leading)
+        return steps if self._with_more(steps, [(number, step) for number, step in steps if number in needed]) else None
+
+    def _with_more(self, steps: list[tuple[int, Step]], where: Steps) -> bool:
+        """Give one container among the arguments of the steps `where` more items, or one call more arguments where it takes any
+        number, and say whether there was one."""
+        slots = [slot for _, step in where for slot in _slots(step)]
+        longer = [(holder, key, grown(self._filled(place, holder[key]), self.rng)) for place, holder, key in slots]
+        longer = [(holder, key, new) for holder, key, new in longer if new != holder[key]]
+        calls = [step for _, step in where if _called(step) in self.open_ended and step.get("args")]
+        if not longer and not calls:
+            return False
+        if calls and (not longer or self.rng.random() < _ARGUMENTS):
+            self._add_arguments(steps, self.rng.choice(calls))
+        else:
+            holder, key, new = self.rng.choice(longer)
+            holder[key] = new
+        return True
+
+    def _filled(self, place: str, value: Any) -> Any:
+        """Return a container, or one of its type with something in it where it is empty and another program has one there."""
+        if not isinstance(value, list) or len(value) < 2 or value[1]:
+            return value
+        others = [other for other in self.palette.get(place, ()) if isinstance(other, list) and other[0] == value[0] and other[1]]
+        return self.rng.choice(others) if others else value
+
+    def _add_arguments(self, steps: list[tuple[int, Step]], call: Step) -> None:
+        """Give a call more arguments like one of the last: another value, or the result of the step that gave that one, done
+        again."""
+        named, rng = self.open_ended[_called(call)], self.rng
+        at = next(at for at, (_, step) in enumerate(steps) if step is call)
+        like = rng.choice(call["args"][named:] or call["args"][-1:])
+        for time in range(1, rng.choice(_ADDED) + 1):
+            new, made = self._another(like, steps, time)
+            steps[at:at] = made
+            at += len(made)
+            call["args"].insert(rng.randint(min(named, len(call["args"])), len(call["args"])), new)
+
+    def _another(self, like: Any, steps: Steps, time: int) -> tuple[Any, list[tuple[int, Step]]]:
+        """Return an argument like another one, and the steps that make it."""
+        if not isinstance(like, list) or like[0] != "step":
+            return (changed(like, like, self.rng) if _is_plain(like) else like), []
+        again = copy.deepcopy(dict(steps)[like[1]])
+        if again["do"] in ("value", "iterator") and _is_plain(again["of"]):
+            full = self._filled(f"{again['do']} of", again["of"])
+            again["of"] = changed(full, full, self.rng) if full == again["of"] else full
+        number = time * _SECOND_NUMBER + like[1]
+        return ["step", number], [(number, again)]
 
 
 def _palette_of(programs: Sequence[Steps]) -> Palette:
@@ -72,44 +181,6 @@ def _palette_of(programs: Sequence[Steps]) -> Palette:
                 if isinstance(holder[key], str):
                     found[_shaped(holder[key])].append(holder[key])
     return found
-
-
-def vary(program: Steps, palette: Palette, rng: random.Random) -> list[tuple[int, Step]] | None:
-    """Return one variation, or None where what was drawn changes nothing."""
-    steps = copy.deepcopy(list(program))
-    if rng.random() < _PART:
-        steps = _part(steps, rng)
-    way, at = rng.random(), rng.randrange(len(steps))
-    if way < _ANOTHER_ARGUMENT:
-        return steps if _with_another_argument(steps, palette, rng) or len(steps) < len(program) else None
-    if way < _RENAMED:
-        return steps if _with_word_renamed(steps, steps, rng) or len(steps) < len(program) else None
-    if way < _EXCHANGED:
-        return steps if _with_operands_exchanged(steps, rng) else None
-    if way < _LEFT_OUT:
-        del steps[at]
-    elif way < _TWICE:
-        number, step = steps[at]
-        steps.insert(at + 1, (_SECOND_NUMBER + number, copy.deepcopy(step)))
-    elif at + 1 < len(steps):
-        steps[at], steps[at + 1] = steps[at + 1], steps[at]
-    return steps
-
-
-def vary_towards(program: Steps, leading: Set[int], palette: Palette, rng: random.Random) -> list[tuple[int, Step]] | None:
-    """Return one variation in an argument, a word or the operands of a step that the leading ones need, or of one of these; None
-    where there is nothing to change."""
-    steps = copy.deepcopy(list(program))
-    if rng.random() < _PART:
-        steps = _part(steps, rng, [(number, step) for number, step in steps if number in leading])
-    needed = _needed(steps, leading)
-    reached = [(number, step) for number, step in steps if number in needed]
-    way = rng.random()
-    if way < _EXCHANGED_TOWARDS and _with_operands_exchanged(reached, rng):
-        return steps
-    if way < _RENAMED_TOWARDS and _with_word_renamed(steps, reached, rng):
-        return steps
-    return steps if _with_another_argument(reached, palette, rng) or _with_operands_exchanged(reached, rng) else None
 
 
 def _needed(steps: Steps, numbers: Iterable[int]) -> set[int]:
@@ -164,6 +235,16 @@ def _with_word_renamed(steps: Steps, where: Steps, rng: random.Random) -> bool:
         for holder, key in _arguments(step):
             holder[key] = with_word(holder[key], old, new)
     return True
+
+
+def _called(step: Step) -> str:
+    """Return the last name of what a step calls; empty where it calls nothing by name."""
+    if step["do"] == "method":
+        return str(step["name"])
+    of = step.get("of")
+    return (
+        of[1].rpartition(":")[2].rpartition(".")[2] if step["do"] == "call" and isinstance(of, list) and of[0] == "named" else ""
+    )
 
 
 def _with_operands_exchanged(steps: Sequence[tuple[int, Step]], rng: random.Random) -> bool:
