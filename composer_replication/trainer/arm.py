@@ -13,14 +13,14 @@ import torch
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import save_checkpoint
-from composer_replication.loss.forward.models import load_policy
+from composer_replication.loss.forward.models import load_policy, window_of
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.checkpoints.restore import restore, trained_on
 from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.engines.open_engine import PolicyEngine, ServedPolicy, open_engine
-from composer_replication.trainer.engines.own_server import LOG
+from composer_replication.trainer.engines.own_server import LOG, SERVING
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
@@ -71,14 +71,15 @@ class ArmTrainer:
         learner.lead()
         renderer = ChatRenderer(tokenizer)
         served = ServedPolicy(learner.policy, tokenizer, lambda: learner.version, learner)
-        folder = context.run_dir.ckpt_path / arm / "serving"
+        folder = context.run_dir.ckpt_path / arm / SERVING
+        prompts = prompt_lengths(context.source, renderer) if isinstance(context.source, CodingTasks) else {}
+        check_prompts(prompts, config, window_of(model.config))  # before a server is started
         if config.rollout.starts_server:
             context.terminal.note(f"{arm}: starting a vLLM server, which writes to {folder / LOG}")
         with ExitStack() as opened:
             engine = open_engine(config, served, arm, folder)
             opened.callback(engine.end)
-            if isinstance(context.source, CodingTasks):
-                check_prompts(prompt_lengths(context.source, renderer), config, engine.context_window)
+            check_prompts(prompts, config, engine.context_window)  # a server may read less
             meter = context.meter()
             journal = context.journal(config, arm, meter)
             signals = context.signal_maker(config, renderer, engine.context_window, learner)

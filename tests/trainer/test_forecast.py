@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import io
+import re
 import shutil
+import sys
+import tempfile
+import time
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from world import World, finish
 
-from composer_replication.config import RunConfig, load_config
+from composer_replication.config import ModelConfig, RunConfig, load_config
+from composer_replication.loss.batch_keys import Batch
+from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.teachers.planner import Range, ReplayPlan
-from composer_replication.trainer.planning.forecast import check_forecast, duration, make_forecast
+from composer_replication.trainer.learning.learner import Learner
+from composer_replication.trainer.learning.results import StepResult
+from composer_replication.trainer.planning.forecast import check_forecast, duration, make_forecast, say_forecast
 from composer_replication.trainer.planning.trial import Trial, _without_judge, try_run
 from composer_replication.trainer.waiting import wait_for
 from composer_replication.types import StopReason, Trajectory, Turn
-from composer_replication.types.errors import BudgetExceededError, ConfigError
+from composer_replication.types.errors import BudgetExceededError, ConfigError, ModelError
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -47,7 +57,9 @@ TRIAL = Trial(
     trajectories=(trajectory(10), trajectory(30)),
     rollout_s=4.0,
     update_s=1.0,
+    load_s=0.5,
     checkpoint_bytes=1000,
+    weights_bytes=0,
     trajectory_bytes=10.0,
     teachers=None,
 )
@@ -74,12 +86,42 @@ def test_the_counts_of_an_arm() -> None:
     assert made.rollouts == 5 * 8 + 4 * 6
     assert TRIAL.sampled_tokens == 20.0
     assert made.update_s == 4.0
-    assert made.step_s == (4.0 + 4.0, 4 * 4.0 + 4.0)
-    assert made.run_s == (5 * 8.0 + 4 * 4.0, 5 * 20.0 + 4 * 3 * 4.0)
+    assert made.step_s == (0.5 + 4.0 + 4.0, 0.5 + 4 * 4.0 + 4.0), "weights are loaded once, however many rollouts there are"
+    assert made.run_s == (5 * 8.5 + 4 * 4.0 + 0.5, 5 * 20.5 + 4 * 3 * 4.0 + 0.5)
     assert made.disk_bytes == (2 * 3 + 1) * 1000 + 3 * 64 * 10.0
     assert made.teachers is None
     alone = make_forecast(TRIAL, config(), "main", tasks=9, held_out=0, arms=1)
     assert (alone.evaluations, alone.rollouts) == (0, 40)
+    assert alone.run_s[0] == 5 * 8.5
+
+
+def test_a_servers_weights_are_on_the_disk_too() -> None:
+    """Each arm's last ones, and those that replace them."""
+    trial = replace(TRIAL, weights_bytes=100)
+    served = {"engine": "vllm", "server_python": sys.executable}
+    importance = {"rlvr": {"importance": "tis"}}
+
+    def disk_bytes(trial: Trial, **rollout: str) -> float:
+        run = config(rollout={**served, **rollout}, loss=importance)
+        return make_forecast(trial, run, "main", tasks=9, held_out=2, arms=3).disk_bytes
+
+    assert disk_bytes(trial) - disk_bytes(TRIAL) == (3 + 1) * 100
+    assert disk_bytes(trial, server_weights="/elsewhere") == disk_bytes(TRIAL)
+
+
+def test_what_the_time_leaves_out_is_said() -> None:
+    def said(run: RunConfig) -> str:
+        console = Console(file=io.StringIO(), width=200)
+        console.print(say_forecast(make_forecast(TRIAL, run, "main", tasks=9, held_out=2, arms=1)))
+        return console.file.getvalue()
+
+    assert "not in the time" not in said(config())
+    prices = {"usd_per_million_input": 0.0, "usd_per_million_output": 0.0, "api_key_env": ""}
+    teachers = [{"name": name, "model": name, "base_url": "http://a", **prices} for name in ("one", "other")]
+    run = config(teachers=teachers, rollout={"groups": 2, "group_size": 4, "refills": 3})
+    assert re.search(r"not in the time: answers of teachers, and pairs made of them +once", said(run))
+    assert re.search(r"not in the time: refills +up to 3", said(run))
+    assert "answers of teachers" not in said(config(teachers=teachers, loss={"replay": {"weight": 0.0}}))
 
 
 def test_a_disk_without_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -125,17 +167,63 @@ def test_a_trial_asks_no_judge() -> None:
 
 
 @pytest.mark.slow
-def test_a_trial_is_what_the_run_then_does(world: World, run_file: Path) -> None:
+def test_a_trial_is_what_the_run_then_does(world: World, run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rollouts are those of the first step, and its checkpoint is as large as one that is written."""
-    trial = wait_for(try_run(load_config(run_file), "main", Terminal()))
+    all_tasks, update, slow = ("--rollout.groups", "4"), Learner.update, [5.0]
+
+    def cold(learner: Learner, batch: Batch) -> StepResult:
+        time.sleep(slow.pop() if slow else 0.0)
+        return update(learner, batch)
+
+    monkeypatch.setattr(Learner, "update", cold)
+    trial = wait_for(try_run(load_config(run_file, all_tasks), "main", Terminal()))
     assert not (run_file.parent / "runs").exists()
-    finish("train", str(run_file), "--steps", "1", cwd=run_file.parent)
+    finish("train", str(run_file), "--steps", "1", *all_tasks, cwd=run_file.parent)
     run = RunDir(run_file.parent / "runs" / "run")
     first = {t.trajectory_id: t for t in run.read_trajectories("main", 1)}
     same = {t.trajectory_id: t for t in trial.trajectories if t.trajectory_id in first}
+    assert len(same) == len(trial.trajectories)
     assert all(mine.turns[0].action_ids == first[name].turns[0].action_ids for name, mine in same.items())
     (checkpoint,) = (run.ckpt_path / "main").glob("step_00001")
     written = sum((checkpoint / name).stat().st_size for name in ("model.safetensors", "learner.pt"))
     assert trial.checkpoint_bytes == pytest.approx(written, rel=0.1)
-    assert trial.update_s > 0
+    assert 0 < trial.update_s < 5.0, "not that of the first update"
     assert trial.rollout_s > 0
+
+
+def starts_server(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """The run, over the package that speaks vLLM's wire; what the trial leaves behind is beside the run file."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "tools" / "wire_vllm"))
+    monkeypatch.setattr(tempfile, "tempdir", str(run_file.parent))
+    return load_config(run_file, ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis"])
+
+
+@pytest.mark.slow
+def test_a_trial_over_a_server_loads_weights_once_for_all_rollouts(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = wait_for(try_run(starts_server(run_file, monkeypatch), "main", Terminal()))
+    assert trial.load_s > 0
+    weights = load_policy(ModelConfig(path=str(load_config(run_file).model.path), device="cpu"))[0]
+    assert trial.weights_bytes == pytest.approx(sum(p.nbytes for p in weights.parameters()), rel=0.5)
+    assert not list(run_file.parent.glob("composer-trial-*"))
+
+
+@pytest.mark.slow
+def test_the_log_of_a_server_that_did_not_start_outlives_the_trial(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WIRE_VLLM", "broken")
+    console = Console(file=io.StringIO(), width=1000)
+    with pytest.raises(ModelError, match="before it served") as raised:
+        wait_for(try_run(starts_server(run_file, monkeypatch), "main", Terminal(console)))
+    (kept,) = [path for path in run_file.parent.glob("composer-trial-*/**/*") if path.is_file()]
+    assert raised.value.fix == f"see {kept}"
+    assert "no device was found" in kept.read_text()
+    assert f"the server's log is kept: {kept}" in console.file.getvalue()
+
+
+@pytest.mark.slow
+def test_prompts_are_measured_before_a_server_is_started(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WIRE_VLLM", "broken")
+    run = starts_server(run_file, monkeypatch)
+    run = run.model_copy(update={"rollout": run.rollout.model_copy(update={"context_tokens": 40})})
+    with pytest.raises(ConfigError, match="leave no room for a turn in 40 tokens"):
+        wait_for(try_run(run, "main", Terminal()))
+    assert not list(run_file.parent.glob("composer-trial-*"))

@@ -15,8 +15,9 @@ from composer_replication.loss.forward.models import resolve_device, resolve_pre
 from composer_replication.rollouts.serving import StartedVllm, VllmOptions, require_vllm, visible_gpus
 from composer_replication.types.errors import ConfigError
 
-LOG = "vllm.log"
-"""Name of the file that the server writes to."""
+SERVING, LOG = "serving", "vllm.log"
+"""Folder below an arm's checkpoints with the policy's weights on their way to a server, and the file there that a started server
+writes to."""
 
 
 def check_server(config: RunConfig) -> None:

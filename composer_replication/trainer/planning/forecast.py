@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +36,12 @@ class Forecast:
     trace_rollouts: int
     """Made once, for the teachers."""
     disk_bytes: float
-    """Of all arms: their checkpoints, while one more is written, and their trajectories."""
+    """Of all arms: their checkpoints and the weights in their servers' folders, while one more is written, and their
+    trajectories."""
     free_bytes: int
     """On the disk of the run's folder."""
+    left_out: Mapping[str, tuple[str, str]]
+    """What the time leaves out, and how often it happens: in a step, in all of them."""
 
     @property
     def rollouts(self) -> int:
@@ -49,10 +53,16 @@ class Forecast:
         return self.trial.update_s * self._pairs(self.step_rollouts)
 
     @property
+    def loads(self) -> int:
+        """Return how often weights are brought to a server: for each step, and for the last evaluation."""
+        return self.steps + (self.evaluations > 0)
+
+    @property
     def step_s(self) -> tuple[float, float]:
         """Return the seconds of a step: if its rollouts take no longer than two, and if each two wait for those before them."""
         fast, slow = self._rollout_s(self.step_rollouts)
-        return fast + self.update_s, slow + self.update_s
+        fixed = self.trial.load_s + self.update_s
+        return fast + fixed, slow + fixed
 
     @property
     def run_s(self) -> tuple[float, float]:
@@ -61,6 +71,7 @@ class Forecast:
             [self.steps * seconds for seconds in self.step_s],
             [self.evaluations * seconds for seconds in self._rollout_s(self.eval_rollouts)],
             self._rollout_s(self.trace_rollouts),
+            [(self.loads - self.steps) * self.trial.load_s] * 2,
         ]
         fast, slow = (sum(part[way] for part in parts) for way in (0, 1))
         return fast, slow
@@ -103,9 +114,21 @@ def make_forecast(trial: Trial, config: RunConfig, arm: str, *, tasks: int, held
         trace_rollouts=tasks * replay.traces_per_task if asks else 0,
         disk_bytes=0.0,
         free_bytes=shutil.disk_usage(_existing(config.out.absolute())).free,
+        left_out=_left_out(config, asks=asks),
     )
     checkpoints = (KEPT * arms + 1) * trial.checkpoint_bytes
-    return dataclasses.replace(made, disk_bytes=checkpoints + arms * made.rollouts * trial.trajectory_bytes)
+    served = 0 if rollout.server_weights is not None else (arms + 1) * trial.weights_bytes
+    return dataclasses.replace(made, disk_bytes=checkpoints + served + arms * made.rollouts * trial.trajectory_bytes)
+
+
+def _left_out(config: RunConfig, *, asks: bool) -> Mapping[str, tuple[str, str]]:
+    """Return what a run spends time on that no trial tells, and how often."""
+    refills = config.rollout.refills
+    found = {
+        "refills": (f"up to {refills}", f"up to {config.steps * refills:,}") if refills else None,
+        "answers of teachers, and pairs made of them": ("", "once") if asks else None,
+    }
+    return {what: how_often for what, how_often in found.items() if how_often is not None}
 
 
 def say_forecast(forecast: Forecast) -> Table:
@@ -124,8 +147,13 @@ def say_forecast(forecast: Forecast) -> Table:
     table.add_row("tokens sampled", *(f"{sampled * count:,.0f}" for count in counts))
     updates = (trial.update_s, forecast.update_s, forecast.steps * forecast.update_s)
     table.add_row("time of updates", *map(duration, updates))
-    times = ((trial.rollout_s + trial.update_s,) * 2, forecast.step_s, forecast.run_s)
+    if trial.weights_bytes:
+        loads = (trial.load_s, trial.load_s, forecast.loads * trial.load_s)
+        table.add_row("time of bringing weights to the server", *map(duration, loads))
+    times = ((trial.rollout_s + trial.load_s + trial.update_s,) * 2, forecast.step_s, forecast.run_s)
     table.add_row("time, from all rollouts side by side to two at a time", *(_span(*time) for time in times))
+    for what, how_often in forecast.left_out.items():
+        table.add_row(f"not in the time: {what}", "", *how_often)
     table.add_row("GiB on disk, all arms", "", "", f"{forecast.disk_bytes / _GIB:,.2f} of {forecast.free_bytes / _GIB:,.2f} free")
     if planned is not None:
         cost = planned.usd

@@ -28,10 +28,10 @@ def check_prompts(lengths: Mapping[str, int], config: RunConfig, window: int) ->
         ConfigError: one does not; names the task and the field to change.
     """
     room = min(config.rollout.context_tokens, window)
-    longest = max(lengths, key=lambda task_id: lengths[task_id])
-    if lengths[longest] < room:
-        return
     too_long = sum(length >= room for length in lengths.values())
+    if not too_long:
+        return
+    longest = max(lengths, key=lambda task_id: lengths[task_id])
     raise ConfigError(
         f"the prompts of {too_long} of {len(lengths)} tasks leave no room for a turn in {room} tokens: {longest} has "
         f"{lengths[longest]}",

@@ -1,15 +1,16 @@
-"""A trial of a run: two rollouts and an update by them, made as the run makes them, in a folder that is thrown away."""
+"""A trial of a run: two rollouts and updates by them, made as the run makes them, in a folder that is thrown away."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -19,6 +20,8 @@ from composer_replication.envs.source import AnyTask, EnvSource
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.adapters import policy_weights
 from composer_replication.observe import RunDir, Terminal
+from composer_replication.rollouts.protocol import AsyncEngine
+from composer_replication.rollouts.serving.weights import PREFIX
 from composer_replication.teachers import ReplayPlan, Teacher, plan
 from composer_replication.teachers.gate_steps import steps_of
 from composer_replication.teachers.gating import gate_of, split_teachers
@@ -26,17 +29,19 @@ from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.ask_teachers import states_with_evidence
 from composer_replication.trainer.coding_tasks import CodingTasks
+from composer_replication.trainer.engines.own_server import LOG, SERVING
 from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.planning.prompts import prompt_lengths
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Trajectory, to_json
+from composer_replication.types.errors import ComposerError
 
 SIBLINGS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What two rollouts and an update took, and what teachers would be asked about them."""
+    """What two rollouts and an update by them take once everything is running, and what teachers would be asked about them."""
 
     task_id: str
     """The task with the longest prompt, where prompts are known."""
@@ -45,7 +50,11 @@ class Trial:
     rollout_s: float
     """Seconds of both rollouts, made side by side."""
     update_s: float
+    load_s: float
+    """Seconds that a step spends on bringing the weights to a server, and on its sleep where it shares the GPU."""
     checkpoint_bytes: int
+    weights_bytes: int
+    """Of the weights on their way to a server; 0 without one."""
     trajectory_bytes: float
     """Mean bytes of a trajectory in the run's files."""
     teachers: ReplayPlan | None
@@ -58,7 +67,8 @@ class Trial:
 
 
 async def try_run(config: RunConfig, arm: str, terminal: Terminal, env: EnvSource | None = None) -> Trial:
-    """Load the policy, let it work twice on a task, and take an update by both; nothing of it is kept.
+    """Load the policy, let it work twice on a task, and take updates by both; nothing of it is kept but the log of a server when
+    the trial fails.
 
     Args:
         config: of the arm.
@@ -69,30 +79,84 @@ async def try_run(config: RunConfig, arm: str, terminal: Terminal, env: EnvSourc
         ComposerError: whatever a part of the recipe has to say.
     """
     config = _apart(_without_judge(config))
-    with TemporaryDirectory(prefix="composer-trial-") as folder:
-        context = RunContext.open(config, RunDir.create(Path(folder) / config.name), terminal, proven=True, env=env)
+    with _folder(Path(config.name, "ckpt", arm, SERVING, LOG), terminal) as folder:
+        context = RunContext.open(config, RunDir.create(folder / config.name), terminal, proven=True, env=env)
         with closing(ArmTrainer.create(context, config, arm, LogprobCache())) as trainer:
-            task = _longest(context, trainer)
-            began = time.monotonic()
-            (group,) = await trainer.collector.try_out(task, SIBLINGS)
-            rollout_s = time.monotonic() - began
-            signals = trainer.signals.make(1, [group])
-            signals = dataclasses.replace(signals, advantages=(1.0, -1.0))  # whatever the tests say, both teach
-            batch = trainer.signals.batch([group], signals, [])
-            teachers = _teachers(trainer, group.trajectories)
-            trainer.engine.rest()
-            began = time.monotonic()
-            trainer.learner.update(batch)
-            return Trial(
-                task_id=task.spec.task_id,
-                prompt_tokens=len(group.trajectories[0].prompt_ids),
-                trajectories=group.trajectories,
-                rollout_s=rollout_s,
-                update_s=time.monotonic() - began,
-                checkpoint_bytes=_checkpoint_bytes(trainer),
-                trajectory_bytes=sum(len(json.dumps(to_json(t))) for t in group.trajectories) / len(group.trajectories),
-                teachers=teachers,
-            )
+            return await _try(trainer)
+
+
+async def _try(trainer: ArmTrainer) -> Trial:
+    """Take a step twice over, so that what only the first one does is not measured: a server's start and first weights, memory
+    that is first allocated."""
+    task = _longest(trainer)
+    await _load(trainer)
+    began = time.monotonic()
+    (group,) = await trainer.collector.try_out(task, SIBLINGS)
+    rollout_s = time.monotonic() - began
+    rest_s = _seconds(trainer.engine.rest)
+    signals = trainer.signals.make(1, [group])
+    signals = dataclasses.replace(signals, advantages=(1.0, -1.0))  # whatever the tests say, both teach
+    batch = trainer.signals.batch([group], signals, [])
+    teachers = _teachers(trainer, group.trajectories)
+    trainer.learner.update(batch)
+    trainer.learner.step_logprobs.clear()
+    update_s = _seconds(lambda: trainer.learner.update(batch))
+    trainer.engine.reset()
+    return Trial(
+        task_id=task.spec.task_id,
+        prompt_tokens=len(group.trajectories[0].prompt_ids),
+        trajectories=group.trajectories,
+        rollout_s=rollout_s,
+        update_s=update_s,
+        load_s=rest_s + await _load(trainer),
+        checkpoint_bytes=_checkpoint_bytes(trainer),
+        weights_bytes=_weights_bytes(trainer),
+        trajectory_bytes=sum(len(json.dumps(to_json(t))) for t in group.trajectories) / len(group.trajectories),
+        teachers=teachers,
+    )
+
+
+async def _load(trainer: ArmTrainer) -> float:
+    """Bring the policy's weights to a server where there is one, and return the seconds that it took."""
+    began = time.monotonic()
+    if isinstance(trainer.engine, AsyncEngine):
+        await trainer.engine.prepare()
+    return time.monotonic() - began
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+@contextmanager
+def _folder(log: Path, terminal: Terminal) -> Iterator[Path]:
+    """Make a folder for a trial, and remove it afterwards. After an error `log`, a path in it, stays where it is, and the
+    terminal says so."""
+    folder = Path(mkdtemp(prefix="composer-trial-"))
+    kept = None
+    try:
+        yield folder
+    except ComposerError:
+        if (folder / log).is_file():
+            kept = folder / log
+            terminal.note(f"the server's log is kept: {kept}")
+        raise
+    finally:
+        _remove(folder, kept)
+
+
+def _remove(folder: Path, kept: Path | None) -> None:
+    """Remove a folder with all that is in it but one file."""
+    if kept is None or folder not in kept.parents:
+        shutil.rmtree(folder)
+        return
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            _remove(path, kept)
+        elif path != kept:
+            path.unlink()
 
 
 def _without_judge(config: RunConfig) -> RunConfig:
@@ -107,12 +171,13 @@ def _apart(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"server_weights": None})})
 
 
-def _longest(context: RunContext, trainer: ArmTrainer) -> AnyTask:
+def _longest(trainer: ArmTrainer) -> AnyTask:
     """Return the task to train on that has the longest prompt; the first one of another environment."""
-    if not isinstance(context.source, CodingTasks):
-        return context.train[0]
-    lengths = prompt_lengths(context.source, trainer.renderer)
-    return max(context.source.train, key=lambda task: lengths[task.spec.task_id])
+    source = trainer.context.source
+    if not isinstance(source, CodingTasks):
+        return source.train[0]
+    lengths = prompt_lengths(source, trainer.renderer)
+    return max(source.train, key=lambda task: lengths[task.spec.task_id])
 
 
 def _teachers(trainer: ArmTrainer, trajectories: Sequence[Trajectory]) -> ReplayPlan | None:
@@ -126,6 +191,12 @@ def _teachers(trainer: ArmTrainer, trajectories: Sequence[Trajectory]) -> Replay
     known = states_with_evidence(states, trajectories, config, trainer.renderer, reader)
     first, second = split_teachers(teachers, replay.gate)
     return plan(steps_of(known), first=first, second=second, gate=gate_of(replay.gate, config.seed), reach=replay.gate.reach)
+
+
+def _weights_bytes(trainer: ArmTrainer) -> int:
+    """Return the bytes of the files that a server was given."""
+    folder = trainer.checkpoints / SERVING
+    return sum(path.stat().st_size for path in folder.glob(f"{PREFIX}*/**/*") if path.is_file())
 
 
 def _checkpoint_bytes(trainer: ArmTrainer) -> int:
