@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from composer_replication.config.section import Positive, ReadBy, Section, refuse
-from composer_replication.config.server_options import why_not
+from composer_replication.config.server_options import memory_share, why_not
 
 _SERVED, _STARTED = ReadBy("engine", "vllm", "sglang"), ReadBy("engine", "vllm")
 _Address: TypeAlias = Annotated[str, Field(pattern=r"^https?://[^@?#\s]+$")]
@@ -100,6 +100,10 @@ class RolloutConfig(Section):
         for word in self.server_options:
             if (reason := why_not(word)) is not None:
                 refuse(f"server_options: {reason[0]}", reason[1])
+        try:
+            memory_share(self.server_options)
+        except ValueError:
+            refuse("server_options: --gpu-memory-utilization is no share of a memory", "give it a number above 0 and up to 1")
         if self.server_weights is not None and self.server_store is not None:
             refuse("server_weights and server_store are both given", "remove one: the weights take one way")
         return self

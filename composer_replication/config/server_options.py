@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 _OWN = ("--model", "--served-model-name", "--host", "--port", "--uds", "--logprobs-mode")
 _KEY = "--api-key"
+_SHARE = "--gpu-memory-utilization"
 
 
 def option_name(word: str) -> str:
@@ -21,6 +22,18 @@ def option_value(words: Sequence[str], option: str) -> str | None:
             _, assigned, value = words[place].partition("=")
             return value if assigned else next(iter(words[place + 1 :]), None)
     return None
+
+
+def memory_share(words: Sequence[str]) -> float:
+    """Return the share of a GPU's memory that a server takes with these options where it shares the GPU, by default one half.
+
+    Raises ValueError when the share is none.
+    """
+    given = option_value(words, _SHARE)
+    share = 0.5 if given is None else float(given)
+    if not 0.0 < share <= 1.0:
+        raise ValueError(given)
+    return share
 
 
 def why_not(word: str) -> tuple[str, str] | None:

@@ -383,6 +383,13 @@ def test_options_that_a_run_gives_its_server_itself_are_refused(run_file: Path, 
     assert load_config(run_file, [*words, json.dumps(others)]).rollout.server_options == tuple(others)
 
 
+@pytest.mark.parametrize("share", ["much", "0", "1.5", "nan", ""])
+def test_a_servers_share_of_the_memory_is_a_share(run_file: Path, share: str) -> None:
+    words = ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis", "--rollout.server_options"]
+    with pytest.raises(ConfigError, match=r"server_options: --gpu-memory-utilization"):
+        load_config(run_file, [*words, json.dumps([f"--gpu-memory-utilization={share}"])])
+
+
 def test_a_gpu_of_a_server_is_named_once(run_file: Path) -> None:
     words = ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis", "--rollout.server_gpus", "[1, 0, 1]"]
     with pytest.raises(ConfigError, match=r"server_gpus .* GPU 1 twice"):

@@ -53,7 +53,9 @@ def test_the_options_of_a_server() -> None:
     shared = VllmOptions(model="m", dtype="bfloat16", window=640, sleeps=True, more=("--gpu-memory-utilization", "0.7")).words(
         8000, ""
     )
-    assert shared[-5:] == ["--enable-sleep-mode", "--gpu-memory-utilization", "0.5", "--gpu-memory-utilization", "0.7"]
+    assert shared[-5:] == ["--enable-sleep-mode", "--gpu-memory-utilization", "0.7", "--gpu-memory-utilization", "0.7"]
+    half = VllmOptions(model="m", dtype="bfloat16", window=640, sleeps=True).words(8000, "")
+    assert half[-2:] == ["--gpu-memory-utilization", "0.5"]
 
 
 def test_its_gpus_are_counted_among_those_that_the_run_sees(monkeypatch: pytest.MonkeyPatch) -> None:

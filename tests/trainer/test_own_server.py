@@ -11,7 +11,7 @@ from transformers import Qwen3Config
 
 from composer_replication.config import RunConfig
 from composer_replication.trainer.engines import own_server
-from composer_replication.trainer.engines.own_server import check_server, server_options
+from composer_replication.trainer.engines.own_server import check_server, server_options, shared_memory
 from composer_replication.trainer.open_run import check_run_dir, open_run
 from composer_replication.types.errors import ConfigError
 
@@ -58,6 +58,10 @@ def test_a_server_sleeps_that_shares_the_gpu_of_any_process(
         with_gpus.setenv("LOCAL_WORLD_SIZE", str(processes))
     options = server_options(run(server_gpus=given), Qwen3Config())
     assert (tuple(options.gpus), options.sleeps) == (gpus, sleeps)
+    assert shared_memory(run(server_gpus=given)) == (0.5 if sleeps else 0.0)
+    given_more = run(server_gpus=given, server_options=("--gpu_memory_utilization=0.6", "--gpu-memory-utilization", "0.7"))
+    assert shared_memory(given_more) == (0.7 if sleeps else 0.0), "the last one counts"
+    assert shared_memory(RunConfig.model_validate({"model": {"path": "policy"}})) == 0.0
 
 
 def test_gpus_that_there_are_not_are_named_before_anything_starts(with_gpus: pytest.MonkeyPatch) -> None:

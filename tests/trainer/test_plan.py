@@ -139,13 +139,19 @@ def test_several_optimizer_steps_a_batch_need_the_memory_of_one() -> None:
     assert several == measure_update(run(), architecture(), 1, PassSize(2, 200))
 
 
-def plan(*, capacity: int, rows: int = 4, activations: float = 6.0, caches: float = 0.0) -> Plan:
+def plan(*, capacity: int, rows: int = 4, activations: float = 6.0, caches: float = 0.0, server: float = 0.0) -> Plan:
     parts = {"weights": 1.0, "gradients": 1.0, "optimizer": 2.0, "copies": 1.0, "host": 0.0, "cache": 0.0}
     update = UpdateMemory(
         **{name: size * 2**30 for name, size in parts.items()}, passes=(5.0 + activations) * 2**30, step=2.0**30
     )
     return Plan(
-        device=CPU, largest=PassSize(rows, 512), update=update, process=0, caches=caches * 2**30, capacity=capacity * 2**30
+        device=CPU,
+        largest=PassSize(rows, 512),
+        update=update,
+        process=0,
+        caches=caches * 2**30,
+        server=server * 2**30,
+        capacity=capacity * 2**30,
     )
 
 
@@ -158,6 +164,7 @@ def plan(*, capacity: int, rows: int = 4, activations: float = 6.0, caches: floa
         (plan(capacity=5, activations=1.0), {}, "model.lora.rank = 16"),
         (plan(capacity=5, activations=1.0), {"model": {"lora": {"rank": 4}}}, "smaller model"),
         (plan(capacity=20, caches=30.0), {}, "lower rollout.context_tokens or rollout.group_size"),
+        (plan(capacity=20, server=17.0), {}, "lower --gpu-memory-utilization in rollout.server_options"),
     ],
 )
 def test_what_cannot_fit_is_refused_with_the_field_to_change(planned: Plan, options: dict[str, Any], fix: str) -> None:
@@ -174,3 +181,13 @@ def test_what_fits_is_said_part_by_part() -> None:
     assert cells["activations of 4 x 512 tokens"] == "6.00"
     assert cells["at most during an update"] == "11.00"
     assert "Python and libraries" not in cells, "a GPU has none of it"
+    assert not any("server" in part for part in cells)
+
+
+def test_a_server_that_shares_the_gpu_is_in_the_plan() -> None:
+    """It sleeps during the update, and samples beside weights, state and copies without gradients."""
+    table = say_plan(plan(capacity=16, server=8.0), "main")
+    cells = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
+    assert cells["the server, which shares the device and sleeps during updates"] == "8.00"
+    assert cells["at most during an update"] == "11.00"
+    assert cells["at most during rollouts"] == "12.00"

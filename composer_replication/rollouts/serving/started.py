@@ -20,6 +20,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
+from composer_replication.config.server_options import memory_share
 from composer_replication.rollouts.program import RunningProgram
 from composer_replication.rollouts.serving.http import KEY_VARIABLE
 from composer_replication.types.errors import ConfigError, MissingExtraError, ModelError
@@ -45,8 +46,6 @@ _OF_TORCHRUN = (
     *("ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
 )
 """Variables that tell a process of its group, to which the server does not belong."""
-_SHARE = "0.5"
-"""Share of a GPU's memory for a server that shares it, which the options can change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +78,7 @@ class VllmOptions:
         if len(self.gpus) > 1:
             command += ["--tensor-parallel-size", str(len(self.gpus))]
         if self.sleeps:
-            command += ["--enable-sleep-mode", "--gpu-memory-utilization", _SHARE]
+            command += ["--enable-sleep-mode", "--gpu-memory-utilization", str(memory_share(self.more))]
         return [*command, *self.more]
 
     def environment(self) -> dict[str, str]:

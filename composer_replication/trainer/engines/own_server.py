@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from composer_replication.config import RunConfig
+from composer_replication.config.server_options import memory_share
 from composer_replication.loss.forward.models import resolve_device, resolve_precision, window_of
 from composer_replication.rollouts.serving import StartedVllm, VllmOptions, require_vllm, visible_gpus
 from composer_replication.types.errors import ConfigError
@@ -61,8 +62,7 @@ def server_options(config: RunConfig, architecture: PreTrainedConfig) -> VllmOpt
     """Return how the server of a run is started. It holds the model that the run starts from: the policy's weights, or adapters,
     are loaded into it later."""
     rollout, model = config.rollout, config.model
-    shared = _policy_gpus(model.device)
-    gpus = rollout.server_gpus or shared[:1]
+    gpus, sleeps = _gpus(config)
     return VllmOptions(
         model=model.path,
         dtype="float32" if resolve_precision(model) == "float32" else "bfloat16",
@@ -70,17 +70,24 @@ def server_options(config: RunConfig, architecture: PreTrainedConfig) -> VllmOpt
         python=_python(config),
         lora_rank=model.lora.rank,
         gpus=gpus,
-        sleeps=not set(shared).isdisjoint(gpus),
+        sleeps=sleeps,
         more=rollout.server_options,
     )
 
 
-def _policy_gpus(device_name: str) -> Sequence[int]:
-    """Return the numbers of the GPUs that the policy's processes on this machine use, the first process's first: of those that a
-    launcher has started each has one."""
-    device = resolve_device(device_name)
+def shared_memory(config: RunConfig) -> float:
+    """Return the share of the policy's GPU that a server takes during rollouts; 0 where there is none, or it has other GPUs."""
+    return memory_share(config.rollout.server_options) if config.rollout.starts_server and _gpus(config)[1] else 0.0
+
+
+def _gpus(config: RunConfig) -> tuple[Sequence[int], bool]:
+    """Return the numbers of the server's GPUs, and whether the policy is on one of them. Of the processes that a launcher has
+    started on this machine each has a GPU of its own."""
+    device = resolve_device(config.model.device)
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return () if device.type == "cpu" else range(processes) if processes > 1 else (device.index or 0,)
+    policy = () if device.type == "cpu" else range(processes) if processes > 1 else (device.index or 0,)
+    gpus = config.rollout.server_gpus or policy[:1]
+    return gpus, not set(policy).isdisjoint(gpus)
 
 
 def _python(config: RunConfig) -> Path:

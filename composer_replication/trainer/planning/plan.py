@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward.models import resolve_device
+from composer_replication.trainer.engines.own_server import shared_memory
 from composer_replication.trainer.learning.memory import give_memory_back
 from composer_replication.trainer.planning.update_memory import PassSize, UpdateMemory, largest_pass, plan_update
 from composer_replication.types.errors import ConfigError
@@ -30,13 +31,15 @@ class Plan:
     """Bytes that Python and its libraries take of the same memory: of a CPU's, not of a GPU's."""
     caches: float
     """Bytes of keys and values of a step's rollouts, when all of them are as long as they may become; 0 with a server."""
+    server: float
+    """Bytes that a server takes which shares the device; it sleeps during updates. 0 without one."""
     capacity: int
     """Bytes that the device has for this process."""
 
     @property
     def sampling(self) -> float:
         """Bytes during rollouts. Gradients are gone by then."""
-        return self.process + self.update.weights + self.update.optimizer + self.update.copies + self.caches
+        return self.process + self.update.weights + self.update.optimizer + self.update.copies + self.caches + self.server
 
     @property
     def peak(self) -> float:
@@ -57,6 +60,7 @@ def say_plan(plan: Plan, arm: str) -> Table:
         f"activations of {plan.largest.rows} x {plan.largest.tokens:,} tokens": update.activations,
         "at most during an update": plan.process + update.peak,
         "keys and values of a step's rollouts": plan.caches,
+        "the server, which shares the device and sleeps during updates": plan.server,
         "at most during rollouts": plan.sampling,
         "available": plan.capacity,
     }
@@ -93,6 +97,7 @@ def make_plan(config: RunConfig, architecture: PreTrainedConfig, window: int) ->
         update=update,
         process=process,
         caches=_cache_tokens(config, window) * update.cache if config.rollout.engine == "transformers" else 0.0,
+        server=shared_memory(config) * capacity,
         capacity=capacity,
     )
 
@@ -103,7 +108,9 @@ def check_fit(plan: Plan, config: RunConfig) -> None:
         return
     need = f"{plan.peak / _GIB:.1f} GiB are needed on {plan.device}, which has {plan.capacity / _GIB:.1f} GiB"
     if plan.sampling > plan.process + plan.update.peak:
-        raise ConfigError(f"the rollouts do not fit: {need}", fix="lower rollout.context_tokens or rollout.group_size")
+        served = "lower --gpu-memory-utilization in rollout.server_options, or name another GPU in rollout.server_gpus"
+        fix = served if plan.server else "lower rollout.context_tokens or rollout.group_size"
+        raise ConfigError(f"the rollouts do not fit: {need}", fix=fix)
     raise ConfigError(f"the update does not fit: {need}", fix=_smaller_update(config, plan))
 
 
