@@ -2,12 +2,12 @@
 honest work get on them.
 
 Each package is built twice with the same options: with this code, and with that of `--before COMMIT`, whose CPU-seconds a
-task are the yardstick. Then every task that is not forgeable is tried with: the universal forger (`tests/attack/forger.py`),
-with 12 bodies of one line that no build tries and once with answers from the steps; constants and tables of the answers to
-the visible tests' calls (`tests/attack/learners.py`), with a default for other calls; its gold code; and, for the first
-tasks, honest variants of that. All are judged by the real grader, forgeries by its last stage first. CPU time is that of
-everything (`tasks.clock`). Figures are kept in `--write`, and a package that is there already is not measured again. The last
-line is JSON.
+task are the yardstick. Some tasks of two or three functions are built as well. Then every task that is not forgeable is tried
+with: the universal forger (`tests/attack/forger.py`), with 12 bodies of one line that no build tries (and 4 more in the place
+of several functions) and once with answers from the steps; constants and tables of the answers to the visible tests' calls
+(`tests/attack/learners.py`), with a default for other calls; its gold code; and, for the first tasks, honest variants of that.
+All are judged by the real grader, forgeries by its last stage first. CPU time is that of everything (`tasks.clock`). Figures
+are kept in `--write`, and a package that is there already is not measured again. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ _MEASURED = ("composer_replication/sandbox", "composer_replication/tasks", "comp
 AIM_SHARE, AIM_CPU = 0.8, 2.0
 _Result = TypeVar("_Result")
 _TRIES = 3
+_SEVERAL = 12
+"""Tasks of two or three functions that are built of a package."""
 _WITH_VARIANTS = 3
 """Tasks of a package whose gold code is written in other ways."""
 _BUILD = """
@@ -171,14 +173,19 @@ def built(package: str, folder: Path, before: Path | None, now: Clock) -> dict[s
     cpu_s = build_with(ROOT, source, folder / name / "now", python, now)
     tasks = load_tasks(folder / name / "now")
     strong = [task for task in tasks if not task.spec.forgeable]
-    weak = Counter(task.spec.hidden.weakness.partition(":")[0] for task in tasks if task.spec.forgeable)
+    several = BuildOptions(python=python, min_group_size=2, group_size=3, max_tasks=_SEVERAL, forgeable=True)
+    build_tasks(source, folder / name / "several", several)
+    groups = load_tasks(folder / name / "several")
     passing = ("a trivial body", "the tests' answers")
     bodies = [task.spec.hidden.weakness for task in tasks if task.spec.hidden.weakness.startswith(passing)]
     result: dict[str, Any] = {
         "tasks": len(tasks),
         "strong": len(strong),
         "share": round(len(strong) / max(1, len(tasks)), 3),
-        "weak": dict(weak.most_common()),
+        "weak": _weaknesses(tasks),
+        "tasks_of_several": len(groups),
+        "strong_of_several": sum(not task.spec.forgeable for task in groups),
+        "weak_of_several": _weaknesses(groups),
         "cheapest_passing_programs": [body.partition(": ")[2] for body in bodies],
         "programs_per_task": statistics.median([len(task.spec.hidden.programs) for task in strong] or [0]),
         "cpu_s_per_task": cpu_s,
@@ -189,9 +196,14 @@ def built(package: str, folder: Path, before: Path | None, now: Clock) -> dict[s
     return result
 
 
+def _weaknesses(tasks: Sequence[Task]) -> dict[str, int]:
+    weak = Counter(task.spec.hidden.weakness.partition(":")[0] for task in tasks if task.spec.forgeable)
+    return dict(weak.most_common())
+
+
 def judged(package: str, folder: Path, python: Path) -> dict[str, Any]:
     """Try forgeries and honest work on the tasks that training takes by default."""
-    tasks = load_tasks(folder / name_of(package) / "now")
+    tasks = [task for build in ("now", "several") for task in load_tasks(folder / name_of(package) / build)]
     strong = [task for task in tasks if not task.spec.forgeable]
     by_heart = {f"by_heart_{name}": value for name, value in learnt_by_heart(strong, python).items()}
     return {**attacked(strong, python), **by_heart, **{f"honest_{name}": value for name, value in honest(strong, python).items()}}
@@ -202,7 +214,16 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
     shares, ratios = ([result[key] for result in found if key in result] for key in ("share", "cpu_ratio"))
     totals = {
         key: sum(result[key] for result in found)
-        for key in ("tasks", "strong", "forgeries", "tasks_past_tests", "by_heart_tried", "honest_variants")
+        for key in (
+            "tasks",
+            "strong",
+            "tasks_of_several",
+            "strong_of_several",
+            "forgeries",
+            "tasks_past_tests",
+            "by_heart_tried",
+            "honest_variants",
+        )
     }
     kinds = ("rewarded", "by_heart_rewarded", "honest_refused", "honest_alarms")
     lists = {key: sum(len(result[key]) for result in found) for key in kinds}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from one_line_bodies import BODIES, filled
+from one_line_bodies import BODIES, TOGETHER, filled
 
 from composer_replication.languages.python.functions import Function, find_functions
 from composer_replication.tasks.store import Task
@@ -91,10 +91,11 @@ ONLY_TESTS = FORGER.replace("                _answer(found, channel)\n", "      
 def forged(task: Task) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield workspaces over a task's tree: the forger, and a body of one line for each function that was deleted.
 
-    The forger of the programs' answers comes first; then only the tests are forged, with each of `BODIES`.
+    The forger of the programs' answers comes first; then only the tests are forged, with each of `BODIES`, and with each of
+    `TOGETHER` where several functions were deleted.
     """
     yield "answers from the steps", _workspace(task, "return None", FORGER)
-    for body in BODIES:
+    for body in (*BODIES, *(TOGETHER if len(task.spec.deleted) > 1 else ())):
         yield body, _workspace(task, body, ONLY_TESTS)
 
 

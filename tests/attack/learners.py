@@ -1,6 +1,6 @@
-"""Learners by heart: what the visible tests ask of a deleted function, and what it answers, as a table.
+"""Learners by heart: what the visible tests ask of the deleted functions, and what they answer, as tables.
 
-This is what a policy comes to that hard-codes the answers of the tests. The table is made independently of the build: each call
+This is what a policy comes to that hard-codes the answers of the tests. A table is made independently of the build: each call
 is written down as it is made while the tests run, by a key of its own, and every default that is worth trying stands behind it.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from forger import ONLY_TESTS, deleted_functions, with_bodies
 
@@ -36,77 +37,82 @@ def _key(values):
 _LOG = (
     _KEY
     + """
-def _log(function):
+def _log(name):
     import ast, functools, inspect
-    signature = inspect.signature(function)
-    @functools.wraps(function)
-    def logged(*args, **named):
-        bound = signature.bind(*args, **named)
-        bound.apply_defaults()
-        names = function.__code__.co_varnames
-        key = _key([bound.arguments[name] for name in names if name in bound.arguments])
-        try:
-            result = function(*args, **named)
-        except Exception as error:
-            open("LEARNT", "a").write(repr((key, "raises", type(error).__name__)) + "\\n")
-            raise
-        try:
-            kinds = (int, str, bool, list, tuple, dict, float, type(None))
-            plain = type(result) in kinds and ast.literal_eval(repr(result)) == result
-        except Exception:
-            plain = False
-        open("LEARNT", "a").write(repr((key, "returns" if plain else "opaque", repr(result) if plain else "")) + "\\n")
-        return result
-    return logged
+    def log(*row):
+        open("LEARNT", "a").write(repr((name, *row)) + "\\n")
+    def logging(function):
+        signature = inspect.signature(function)
+        @functools.wraps(function)
+        def logged(*args, **named):
+            bound = signature.bind(*args, **named)
+            bound.apply_defaults()
+            names = function.__code__.co_varnames
+            key = _key([bound.arguments[name] for name in names if name in bound.arguments])
+            try:
+                result = function(*args, **named)
+            except Exception as error:
+                log(key, "raises", type(error).__name__)
+                raise
+            try:
+                kinds = (int, str, bool, list, tuple, dict, float, type(None))
+                plain = type(result) in kinds and ast.literal_eval(repr(result)) == result
+            except Exception:
+                plain = False
+            log(key, *(("returns", repr(result)) if plain else ("opaque", "")))
+            return result
+        return logged
+    return logging
 
 """
 )
 _MOST_CALLS, _MOST_CONSTANTS = 400, 4
 
 
+_Calls: TypeAlias = dict[str, tuple[str, str]]
+"""How each call of a function ended, `returns`, `raises` or `opaque`, and with what, by the key of its arguments."""
+
+
 def learnt(task: Task, python: Path, sandbox: Sandbox) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield workspaces over a task's tree whose function answers by heart, the visible tests forged besides.
+    """Yield workspaces over a task's tree whose functions answer by heart, the visible tests forged besides.
 
-    First the constants that it returned, as the whole body, then the table with one default after another. There are none for a
-    task of several functions, of a generator, or of a function that returned what Python cannot read back.
+    First the constants that they returned, as the whole bodies, then the tables with one default after another. There are none
+    for a task with a generator, or with a function that returned what Python cannot read back.
     """
-    found = _single(task)
-    if found is None:
+    found = {path: (source, deleted_functions(task, path, source)) for path, source in task.gold_files().items()}
+    functions = [function for _, functions in found.values() for function in functions]
+    if any(_yields(source, function) for source, functions in found.values() for function in functions):
         return
-    path, source, function = found
-    calls = _calls(task, python, sandbox, path, source, function)
-    if not calls or len(calls) > _MOST_CALLS or any(kind == "opaque" for kind, _ in calls.values()):
+    calls = _calls(task, python, sandbox, found)
+    known = [calls.get(function.key, {}) for function in functions]
+    if not any(known) or any(len(one) > _MOST_CALLS or any(kind == "opaque" for kind, _ in one.values()) for one in known):
         return
-    frequent = [value for value, _ in Counter(value for kind, value in calls.values() if kind == "returns").most_common()]
-    for value in frequent[:_MOST_CONSTANTS]:
-        yield f"the constant {value[:60]}", {path: with_bodies(source, [(function, f"return {value}")], ONLY_TESTS)}
-    defaults = dict.fromkeys([*frequent[:2], "None", "False", "True", *function.parameters[:1], *function.parameters[-1:]])
-    for default in defaults:
-        body = _table(calls, default)
-        yield f"a table, otherwise {default[:60]}", {path: with_bodies(source, [(function, body)], _KEY + ONLY_TESTS)}
+
+    def workspace(bodies: Iterable[str], code: str) -> dict[str, bytes]:
+        chosen = dict(zip([function.key for function in functions], bodies, strict=True))
+        return {path: with_bodies(source, [(f, chosen[f.key]) for f in some], code) for path, (source, some) in found.items()}
+
+    returned = [[value for value, _ in Counter(v for k, v in one.values() if k == "returns").most_common()] for one in known]
+    for number in range(min(_MOST_CONSTANTS, max(map(len, returned)))):
+        values = [some[min(number, len(some) - 1)] if some else "None" for some in returned]
+        yield f"the constant {', '.join(values)[:60]}", workspace([f"return {value}" for value in values], ONLY_TESTS)
+    frequent = [[some[number] if number < len(some) else "None" for some in returned] for number in (0, 1)]
+    same = [[default] * len(functions) for default in ("None", "False", "True")]
+    arguments = [[(function.parameters or ("None",))[at] for function in functions] for at in (0, -1)]
+    for defaults in dict.fromkeys(map(tuple, [*frequent, *same, *arguments])):
+        bodies = [_table(one, default) for one, default in zip(known, defaults, strict=True)]
+        yield f"a table, otherwise {', '.join(defaults)[:60]}", workspace(bodies, _KEY + ONLY_TESTS)
 
 
-def _single(task: Task) -> tuple[str, bytes, Function] | None:
-    files = task.gold_files()
-    found = [(path, source, function) for path, source in files.items() for function in deleted_functions(task, path, source)]
-    if len(found) != 1:
-        return None
-    _, source, function = found[0]
+def _yields(source: bytes, function: Function) -> bool:
     body = "\n".join(source.decode().splitlines()[function.first_line - 1 : function.last_line])
-    return None if re.search(r"\b(yield|await)\b", body) else found[0]
+    return re.search(r"\b(yield|await)\b", body) is not None
 
 
 def _calls(
-    task: Task, python: Path, sandbox: Sandbox, path: str, source: bytes, function: Function
-) -> dict[str, tuple[str, str]]:
-    """Run the visible tests on the gold code in a sandbox, and return by key how each call ended and with what."""
-    lines = source.decode().splitlines(keepends=True)
-    margin = re.match(r"\s*", lines[function.def_line - 1])
-    assert margin is not None
-    lines.insert(function.def_line - 1, f"{margin.group()}@_log\n")
-    text = "".join(lines)
-    start = re.search(r"^from __future__.*\n", text, re.M)
-    at = start.end() if start else 0
+    task: Task, python: Path, sandbox: Sandbox, found: Mapping[str, tuple[bytes, Sequence[Function]]]
+) -> dict[str, _Calls]:
+    """Run the visible tests on the gold code in a sandbox, and return the calls of each function by its key."""
     limits = Limits(wall_s=task.spec.test_timeout_s, cpu_s=task.spec.test_timeout_s)
     command = Command(
         argv=(str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *task.spec.fail_to_pass),
@@ -115,14 +121,30 @@ def _calls(
         limits=limits,
         read_back=True,
     )
-    logged = (text[:at] + _LOG + text[at:]).encode()
-    result = sandbox.run(Tree(base=task.repo, changes={path: logged}), command)
+    logged = {path: _logged(source, functions) for path, (source, functions) in found.items()}
+    result = sandbox.run(Tree(base=task.repo, changes=logged), command)
     log = (result.changes or {}).get("LEARNT") or b""
-    rows = [ast.literal_eval(line) for line in log.decode(errors="replace").splitlines()]
-    return {key: (kind, value) for key, kind, value in rows}
+    calls: dict[str, _Calls] = {}
+    for line in log.decode(errors="replace").splitlines():
+        name, key, kind, value = ast.literal_eval(line)
+        calls.setdefault(name, {})[key] = (kind, value)
+    return calls
 
 
-def _table(calls: dict[str, tuple[str, str]], default: str) -> str:
+def _logged(source: bytes, functions: Sequence[Function]) -> bytes:
+    """Return a file whose functions write down their calls."""
+    lines = source.decode().splitlines(keepends=True)
+    for function in sorted(functions, key=lambda function: -function.def_line):
+        margin = re.match(r"\s*", lines[function.def_line - 1])
+        assert margin is not None
+        lines.insert(function.def_line - 1, f"{margin.group()}@_log({function.key!r})\n")
+    text = "".join(lines)
+    start = re.search(r"^from __future__.*\n", text, re.M)
+    at = start.end() if start else 0
+    return (text[:at] + _LOG + text[at:]).encode()
+
+
+def _table(calls: _Calls, default: str) -> str:
     returned = "{" + ", ".join(f"{key!r}: {value}" for key, (kind, value) in calls.items() if kind == "returns") + "}"
     raised = {key: value for key, (kind, value) in calls.items() if kind == "raises"}
     look = f"return {returned}.get(key, {default})"

@@ -24,6 +24,15 @@ BODIES = (
 )
 """FIRST and LAST are parameters of the function, or None where it has none."""
 
+_KEPT = "vars(__import__('sys')).setdefault('_kept', [])"
+TOGETHER = (
+    "return __import__('copy').deepcopy(LAST)",
+    "return __import__('copy').copy(FIRST)",
+    "return type('Kept', (type(LAST),), {})(LAST)",
+    f"return {_KEPT}.pop() if {_KEPT} else {_KEPT}.append(LAST)",
+)
+"""Bodies for several functions at once, which may give back in one what another got."""
+
 
 def filled(body: str, function: Function) -> str:
     """Return a body with the names of a function's parameters."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from composer_replication.types.syntax import parse_module
 
-_Def: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _UTF8 = frozenset({"utf-8", "utf-8-sig", "ascii", "us-ascii"})
 _BRANCHES = (
     ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.match_case, ast.BoolOp, ast.comprehension,
@@ -93,7 +93,7 @@ def find_functions(path: str, source: bytes, *, keep_docstring: bool = True) -> 
     lines = split_lines(source.removeprefix(codecs.BOM_UTF8))
     functions: list[Function] = []
     skipped: list[Skipped] = []
-    for qualname, node in _definitions(module, ""):
+    for qualname, node in definitions(module):
         found = _examine(path, qualname, node, lines, keep_docstring)
         if isinstance(found, Function):
             functions.append(found)
@@ -104,18 +104,18 @@ def find_functions(path: str, source: bytes, *, keep_docstring: bool = True) -> 
     return [function for function in functions if times[function.key] == 1], skipped
 
 
-def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Def]]:
+def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Definition]]:
     """Yield functions of modules and classes, also under `if`, `try` and `with`, but not those inside functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield prefix + child.name, child
         elif isinstance(child, ast.ClassDef):
-            yield from _definitions(child, f"{prefix}{child.name}.")
+            yield from definitions(child, f"{prefix}{child.name}.")
         elif isinstance(child, ast.stmt | ast.ExceptHandler):
-            yield from _definitions(child, prefix)
+            yield from definitions(child, prefix)
 
 
-def _examine(path: str, qualname: str, node: _Def, lines: list[bytes], keep_docstring: bool) -> Function | str:
+def _examine(path: str, qualname: str, node: Definition, lines: list[bytes], keep_docstring: bool) -> Function | str:
     """Return the function, or the reason why it is skipped."""
     reason = _unsuitable(node)
     if reason is not None:
@@ -142,7 +142,7 @@ def _examine(path: str, qualname: str, node: _Def, lines: list[bytes], keep_docs
     )
 
 
-def _unsuitable(node: _Def) -> str | None:
+def _unsuitable(node: Definition) -> str | None:
     for decorator in node.decorator_list:
         name = ast.unparse(decorator)
         last = name.partition("(")[0].rpartition(".")[2]
@@ -181,7 +181,7 @@ def _stores_argument(statement: ast.stmt) -> bool:
     return _is_empty(statement)
 
 
-def _header_end(node: _Def, lines: list[bytes]) -> int:
+def _header_end(node: Definition, lines: list[bytes]) -> int:
     """Return the line of the colon that ends the signature.
 
     After the signature's last syntax node only brackets, commas, white space, continuations and comments can precede the colon.
@@ -207,7 +207,7 @@ def _with_trailing_comments(lines: list[bytes], last: int, indent: bytes) -> int
     return last
 
 
-def _called_names(node: _Def) -> Iterator[str]:
+def _called_names(node: Definition) -> Iterator[str]:
     for inner in ast.walk(node):
         match inner:
             case ast.Call(func=ast.Name(id=name)) | ast.Attribute(attr=name):

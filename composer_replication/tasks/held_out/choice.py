@@ -51,11 +51,16 @@ def choose_proven(
     proven = prove_programs(checks, runner, task)
     if checks.weakness or proven == checks:  # a choice among fewer programs is no stronger
         return proven
+    book = replace(book, programs=failing_programs(book, functions, runner, task))
+    return prove_programs(choose_checks(book, functions, failing, runner=runner, gold=gold, seed=seed), runner, task)
+
+
+def failing_programs(book: HiddenBook, functions: Sequence[Function], runner: CodeRunner, tree: Tree) -> list[ObservedProgram]:
+    """Return the programs that run one of the functions and fail on a tree. Raises SandboxError."""
     keys = {function.key for function in functions}
     running = [program for program in book.programs if program.entered & keys]
-    wrong = wrong_programs(runner, task, [_held_out(program, "") for program in running])[0]
-    book = replace(book, programs=[running[number] for number in wrong])
-    return prove_programs(choose_checks(book, functions, failing, runner=runner, gold=gold, seed=seed), runner, task)
+    wrong = wrong_programs(runner, tree, [_held_out(program, "") for program in running])[0]
+    return [running[number] for number in wrong]
 
 
 def choose_checks(

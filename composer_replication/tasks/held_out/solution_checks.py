@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from composer_replication.languages.python.delete import body_of
+from composer_replication.languages.python.changes import changed_functions
 from composer_replication.languages.python.functions import Function, find_functions
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
@@ -14,8 +14,8 @@ from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.grading.tripwire import profile_of
 from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
 from composer_replication.tasks.files import solved_tree
-from composer_replication.tasks.held_out.book import make_hidden_book
-from composer_replication.tasks.held_out.choice import choose_proven, without_broken
+from composer_replication.tasks.held_out.book import HiddenBook, make_hidden_book
+from composer_replication.tasks.held_out.choice import choose_proven, failing_programs, without_broken
 from composer_replication.tasks.sources.layout import RepositoryLayout, guess_layout
 from composer_replication.types import TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError, SourceError
@@ -49,7 +49,7 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
         book = make_hidden_book(runner, solved, layout=layout, passing=tests, seed=0)
         checks = choose_proven(
             book,
-            _changed(repo, gold),
+            _changed(repo, gold, book, runner),
             frozenset(spec.fail_to_pass),
             runner=runner,
             gold=Tree(base=solved),
@@ -77,16 +77,19 @@ def _python(gold: Mapping[str, bytes]) -> list[bytes]:
     return [content for path, content in gold.items() if path.endswith(".py")]
 
 
-def _changed(repo: Path, gold: Mapping[str, bytes]) -> list[Function]:
-    """Return the functions whose bodies the solution adds or changes; where there are none, all of the files that it changes."""
+def _changed(repo: Path, gold: Mapping[str, bytes], book: HiddenBook, runner: CodeRunner) -> list[Function]:
+    """Return the functions that the solution adds or changes, and those that use a constant it changes where some program tells;
+    where there are none, all of the files that it changes. Raises SandboxError."""
     found: list[Function] = []
+    using: list[Function] = []
     everything: list[Function] = []
     for path, content in gold.items():
-        if not path.endswith(".py"):
-            continue
-        source = (repo / path).read_bytes() if (repo / path).is_file() else b""
-        before = {function.key: body_of(source, function) for function in find_functions(path, source)[0]}
-        functions = find_functions(path, content)[0]
-        found += [function for function in functions if before.get(function.key) != body_of(content, function)]
-        everything += functions
+        if path.endswith(".py"):
+            source = (repo / path).read_bytes() if (repo / path).is_file() else b""
+            changed, others = changed_functions(path, source, content)
+            found, using = [*found, *changed], [*using, *others]
+            everything += find_functions(path, content)[0]
+    telling = failing_programs(book, using, runner, Tree(base=repo)) if using else []
+    entered = frozenset().union(*(program.entered for program in telling))
+    found += [function for function in using if function.key in entered]
     return found or everything
