@@ -49,6 +49,7 @@ from composer_replication.trainer.learning.optimizers import make_optimizer, rat
 from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.learning.results import MicroBatch, StepResult
 from composer_replication.trainer.learning.sharding import load_whole_optimizer, load_whole_weights, on_first_rank, shard, whole
+from composer_replication.trainer.learning.utilisation import attainable, operations_per_token
 from composer_replication.types import Pair, Trajectory
 from composer_replication.types.errors import ModelError
 
@@ -145,7 +146,7 @@ class Learner:
             parts = [[self._inputs(part) for part in split(mini, budget, shared_prefixes=shares, **parallel)] for mini in minis]
             updates = [self._optimizer_step(some, loss) for _ in range(self.config.optimizer.epochs) for some in parts]
         self.optimizer.zero_grad()  # a server may need the memory until the next update
-        rate = float(self.schedule.get_last_lr()[0])
+        learning_rate = float(self.schedule.get_last_lr()[0])
         self.schedule.step()
         self.version += 1
         metrics = merge_updates([update.metrics for update in updates])
@@ -154,16 +155,23 @@ class Learner:
         self._follow(metrics)
         counts: list[int] = gather_object([tokens_of([part for some in parts for part in some])])
         tokens = self.config.optimizer.epochs * sum(counts)
+        rate_of_tokens = tokens / (time.monotonic() - began)
         metrics |= {
-            "optimizer/learning_rate": rate,
+            "optimizer/learning_rate": learning_rate,
             "optimizer/updates": float(len(updates)),
             "optimizer/tokens": float(tokens),
             "optimizer/positions_per_token": len(updates) * metrics.pop("optimizer/positions") / max(1, tokens),
             "memory/peak_gib": max(gather_object([peak_gib(self.accelerator.device)])),
-            "time/update_tokens_per_s": tokens / (time.monotonic() - began),
+            "time/update_tokens_per_s": rate_of_tokens,
+            "time/update_utilisation": rate_of_tokens * operations_per_token(self.policy) / self._attainable(),
         }
         off = {channel: why for channel, why in updates[0].off.items() if all(channel in one.off for one in updates)}
         return StepResult(metrics, off)
+
+    def _attainable(self) -> float:
+        """Return the floating-point operations a second that all devices attain in the type that the model computes in."""
+        dtype = compute_dtype(self.model) or next(self.model.parameters()).dtype
+        return attainable(self.accelerator.device, dtype) * int(self.accelerator.num_processes)
 
     def _optimizer_step(self, parts: Sequence[Batch], loss: LossConfig) -> StepResult:
         """Take one optimizer step on this rank's micro-batches. Raises ModelError when the gradient is not finite.
