@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from composer_replication.distillation import make_self_teacher
 from composer_replication.loss import compose_loss, micro_batches
 from composer_replication.loss.batch_keys import DENOMINATORS, PAIR_KEYS, Batch
-from composer_replication.loss.forward import enable_checkpointing, unwrapped, update_mode, weights_digest
+from composer_replication.loss.forward import enable_checkpointing, unwrapped, update_mode, weights_digest, why_no_tree
 from composer_replication.types.errors import ModelError
 
 RANKS = 2
@@ -152,3 +152,12 @@ def in_trouble(rank: int) -> None:
     if rank == 0:
         raise OSError("the first has a trouble")
     torch.distributed.barrier()
+
+
+def tree_verdict(rank: int, model: nn.Module, how: str) -> str | None:
+    """What is said of a model whose second layer reads no mask on the last rank."""
+    if rank == RANKS - 1:
+        unwrapped(model).model.layers[1].self_attn.register_forward_pre_hook(
+            lambda _module, given, named: (given, named | {"attention_mask": None}), with_kwargs=True
+        )
+    return why_no_tree(wrapped(model.eval(), how))

@@ -25,7 +25,7 @@ from composer_replication.loss.forward import (
     why_no_tree,
 )
 from composer_replication.loss.forward.tree import prefix_tree
-from composer_replication.loss.forward.tree_attention import tree_attention
+from composer_replication.loss.forward.tree_attention import as_mask, tree_attention
 
 SIZES: dict[str, Any] = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -86,7 +86,7 @@ def test_attention_is_that_under_the_mask_of_the_tree() -> None:
     query, key, value = states
     scores = (query @ key.transpose(-1, -2) * 0.3).masked_fill(~allowed, -torch.inf)
     expected = softmax(scores, -1) @ value
-    found = tree_attention(query, key, value, tree.segments, 0.3)
+    found = tree_attention(query, key, value, as_mask(tree.segments), 0.3)
     torch.testing.assert_close(found, expected)
     weights = torch.randn_like(expected)
     for a, b in zip(*(torch.autograd.grad((x * weights).sum(), states) for x in (found, expected)), strict=True):
@@ -216,7 +216,7 @@ def dropping() -> Any:
         (unplaced_and_coarse, "it ignores position_ids"),
         (with_sinks, "attention over a tree has no s_aux"),
         (alibi, "not take the tree"),
-        (dropping, "dropout draws other numbers for each row"),
+        (dropping, "dropout or noise draws other numbers for each row"),
     ],
 )
 def test_models_that_cannot_share_prefixes_read_their_rows_whole(make: Any, why: str) -> None:

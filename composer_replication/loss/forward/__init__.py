@@ -20,13 +20,12 @@ from composer_replication.loss.forward.modes import (
 )
 from composer_replication.loss.forward.read import (
     Rows,
-    caches_attention_only,
     fallbacks,
     read_rows,
     sequence_logprobs,
-    why_no_tree,
 )
 from composer_replication.loss.forward.rows import FusedRows, HintLoss, PlainRows, concatenated, divergence_of
+from composer_replication.loss.forward.tree_proof import caches_attention_only, why_no_tree
 
 __all__ = [
     "Forward",

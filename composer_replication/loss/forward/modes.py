@@ -54,6 +54,16 @@ def in_lockstep(model: nn.Module) -> bool:
     return bool(sharded_units(model)) or any(isinstance(module, DistributedDataParallel) for module in model.modules())
 
 
+def lockstep_groups(model: nn.Module) -> list[Any]:
+    """Return the process groups whose ranks are `in_lockstep`: reducing over one after the other reaches all of them. None among
+    them is the default group."""
+    groups: list[Any] = [module.process_group for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    if sharded_units(model):  # weights that are whole for a while name no mesh
+        mesh = next((parameter.device_mesh for parameter in model.parameters() if hasattr(parameter, "device_mesh")), None)
+        groups += [None] if mesh is None else mesh.get_all_groups()
+    return groups
+
+
 def sharded_units(model: nn.Module) -> list[Any]:
     """Return the modules of `model` that FSDP2 gathers and reshards as one, outer ones first. Raises ModelError on one under
     FSDP1."""
@@ -96,11 +106,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     for module in training:
         module.training = False
     try:
-        with torch.no_grad(), computing(model):
+        with without_gradient(model):
             yield
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def without_gradient(model: nn.Module) -> Iterator[None]:
+    """Disable gradient inside, and compute as `computing` does, in the mode that the model is in."""
+    try:
+        with torch.no_grad(), computing(model):
+            yield
+    finally:
         torch.clear_autocast_cache()  # older torch takes weights cast in here for a later pass with gradient: pytorch #112583
 
 

@@ -8,20 +8,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 _BASE, _NAME = "sdpa", "composer_tree"
 _CHANGES = ("softcap", "s_aux", "position_bias", "sliding_window", "dropout")
 """Options of attention functions that change what they compute, and are not implemented here."""
-_observers: list[list[nn.Module]] = []
+
+
+class LayerRead(NamedTuple):
+    """A layer's attention over a tree of N tokens."""
+
+    layer: nn.Module
+    query: Tensor
+    """[1, heads, N, D], as the keys and values, which may have fewer heads."""
+    key: Tensor
+    value: Tensor
+
+
+@dataclass(slots=True)
+class Observed:
+    """What a model asked of its attention."""
+
+    modules: frozenset[nn.Module]
+    """All of the model: others may be read in other threads meanwhile."""
+    read: list[LayerRead] = field(default_factory=list)
+    """Attention over trees, in its order."""
+    masks: list[Any] = field(default_factory=list)
+    """The masks that layers were given for rows which are no tree. None is that of attention to all that stands before."""
+    causal: list[Any] = field(default_factory=list)
+    """Masks of attention to all that stands before, where transformers made them."""
+
+    def all_causal(self) -> bool:
+        """Return whether every layer attended to all that stands before."""
+        made = {mask.untyped_storage().data_ptr() for mask in self.causal if isinstance(mask, Tensor)}
+        return all(mask.untyped_storage().data_ptr() in made for mask in self.masks if mask is not None)
+
+
+_observers: list[Observed] = []
+_plans = WeakTensorKeyDictionary()
+"""The branches of each tree that is being read, by its mask: all layers of a pass get the same mask."""
 
 
 def as_mask(segments: Tensor) -> Tensor:
@@ -41,9 +76,9 @@ def enable_trees(config: Any, *, enabled: bool = True) -> None:
 
 
 @contextmanager
-def layers_that_read_trees() -> Iterator[list[nn.Module]]:
-    """Collect the attention layers that read a tree inside, in this or another thread."""
-    found: list[nn.Module] = []
+def observed(model: nn.Module) -> Iterator[Observed]:
+    """Record what a model whose attention `enable_trees` has changed asks of it inside."""
+    found = Observed(frozenset(model.modules()))
     _observers.append(found)
     try:
         yield found
@@ -55,24 +90,40 @@ def _sdpa_or_tree(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, Any]:
     if not isinstance(attention_mask, Tensor) or attention_mask.dtype != torch.int64 or attention_mask.dim() != 4:
+        for found in _observers_of(module):
+            found.masks.append(attention_mask)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     changed = [name for name in _CHANGES if isinstance(given := options.get(name), Tensor) or given]
     if changed:
         raise ValueError(f"attention over a tree has no {', '.join(changed)}")
-    for found in _observers:
-        found.append(module)
+    for found in _observers_of(module):
+        found.read.append(LayerRead(module, query, key, value))
     key, value = (repeat_kv(states, query.shape[1] // states.shape[1]) for states in (key, value))
-    attended = tree_attention(query, key, value, attention_mask[0, 0], options.get("scaling"))
+    attended = tree_attention(query, key, value, attention_mask, options.get("scaling"))
     return attended.transpose(1, 2).contiguous(), None
 
 
+def _observers_of(module: nn.Module) -> list[Observed]:
+    return [found for found in _observers if module in found.modules]
+
+
+def _sdpa_mask(*given: Any, **options: Any) -> Any:
+    causal = options.get("mask_function") is causal_mask_function
+    if _observers and not causal:  # short rows are spared the mask of a window
+        options |= {name: False for name in options if name.startswith("allow_is_")}
+    made = ALL_MASK_ATTENTION_FUNCTIONS[_BASE](*given, **options)
+    for found in _observers:
+        found.causal += [made] if causal else []
+    return made
+
+
 ALL_ATTENTION_FUNCTIONS.register(_NAME, _sdpa_or_tree)
-ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS[_BASE])
+ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, _sdpa_mask)
 
 
-def tree_attention(query: Tensor, key: Tensor, value: Tensor, segments: Tensor, scale: float | None) -> Tensor:
-    """Return what the tokens of a tree attend to, [1, heads, N, D], from `query`, `key` and `value` [1, heads, N, D] and
-    `segments` [S, 3]; see `PrefixTree`.
+def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+    """Return what the tokens of a tree attend to, [1, heads, N, D], from `query`, `key` and `value` [1, heads, N, D] and the
+    `mask` that `as_mask` makes of the tree's segments.
 
     A branch that leaves another reads a copy of all that leads to it. These copies are made again in the backward pass, so that
     a prefix is not kept once for every branch.
@@ -81,19 +132,42 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, segments: Tensor, 
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         query, key, value = (states.to(dtype) for states in (query, key, value))
-    sizes, branches = _branches(segments)
+    plan = _planned(mask)
+    sizes = plan.sizes
     states = [torch.split(some, sizes, dim=2) for some in (query, key, value)]
     found: dict[int, Tensor] = {}
-    for some in _alike([branch for branch in branches if not branch.before], sizes):
+    for some in plan.trunks:
         attended = _attended([some.gathered(parts, own=True) for parts in states], None, scale)
         found.update(some.parts(attended, sizes))
-    leaving = [branch for branch in branches if branch.before]
-    if leaving:
+    if plan.leaving:
         attend: Callable[..., Tensor] = _LeavingBranches.apply
-        attended = attend(query, key, value, segments, scale)
-        order = [number for branch in leaving for number in branch.own]
-        found.update(zip(order, torch.split(attended, [sizes[number] for number in order], dim=2), strict=True))
+        attended = attend(query, key, value, plan, scale)
+        found.update(zip(plan.order, torch.split(attended, [sizes[number] for number in plan.order], dim=2), strict=True))
     return torch.cat([found[number] for number in range(len(sizes))], dim=2)
+
+
+class _Plan(NamedTuple):
+    """How attention over a tree is computed."""
+
+    sizes: list[int]
+    """The number of tokens of each segment."""
+    trunks: list[_Alike]
+    """Branches that leave no other."""
+    leaving: list[_Alike]
+    order: list[int]
+    """The segments of the branches that leave another, in the order of `leaving`."""
+
+
+def _planned(mask: Tensor) -> _Plan:
+    """Return the plan of a tree, made once for each mask: on a GPU its segments must be waited for."""
+    known: _Plan | None = _plans[mask] if mask in _plans else None  # noqa: SIM401  # `get` has no annotations
+    if known is None:
+        sizes, branches = _branches(mask[0, 0])
+        trunks = _alike([branch for branch in branches if not branch.before], sizes)
+        leaving = _alike([branch for branch in branches if branch.before], sizes)
+        order = [number for some in leaving for branch in some.branches for number in branch.own]
+        known = _plans[mask] = _Plan(sizes, trunks, leaving, order)
+    return known
 
 
 class _Branch(NamedTuple):
@@ -177,31 +251,28 @@ class _LeavingBranches(torch.autograd.Function):
     """What the tokens of all branches that leave another attend to, [1, heads, n, D], one branch after the other."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, segments: Tensor, scale: float | None) -> Tensor:
-        ctx.save_for_backward(query, key, value, segments)
-        ctx.scale = scale
-        sizes, branches = _branches(segments)
-        leaving = [branch for branch in branches if branch.before]
-        states = [torch.split(some, sizes, dim=2) for some in (query, key, value)]
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Plan, scale: float | None) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.plan, ctx.scale = plan, scale
+        states = [torch.split(some, plan.sizes, dim=2) for some in (query, key, value)]
         found: dict[int, Tensor] = {}
-        for some in _alike(leaving, sizes):
+        for some in plan.leaving:
             parts = [some.gathered(part, own=i == 0) for i, part in enumerate(states)]
-            found.update(some.parts(_attended(parts, some.mask(sizes, query.device), scale), sizes))
-        return torch.cat([found[number] for branch in leaving for number in branch.own], dim=2)
+            found.update(some.parts(_attended(parts, some.mask(plan.sizes, query.device), scale), plan.sizes))
+        return torch.cat([found[number] for number in plan.order], dim=2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, segments = ctx.saved_tensors
-        sizes, branches = _branches(segments)
-        leaving = [branch for branch in branches if branch.before]
-        order = [number for branch in leaving for number in branch.own]
+        plan: _Plan = ctx.plan
+        sizes, order = plan.sizes, plan.order
+        saved = ctx.saved_tensors  # checkpointing gives them once
         arriving = dict(zip(order, torch.split(upstream, [sizes[number] for number in order], dim=2), strict=True))
         states = [torch.split(some, sizes, dim=2) for some in saved]
         wide = torch.promote_types(upstream.dtype, torch.float32)
         totals = [torch.zeros_like(some, dtype=wide) for some in saved]
         places = [torch.split(total, sizes, dim=2) for total in totals]
-        for some in _alike(leaving, sizes):
+        for some in plan.leaving:
             with torch.enable_grad():
                 parts = [some.gathered(part, own=i == 0).detach().requires_grad_() for i, part in enumerate(states)]
                 attended = _attended(parts, some.mask(sizes, upstream.device), ctx.scale)
