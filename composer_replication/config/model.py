@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from composer_replication.config.section import Section, refuse
+from composer_replication.config.section import Section, Weight, refuse
 
 Precision: TypeAlias = Literal["auto", "float32", "mixed", "bfloat16"]
 
@@ -57,6 +57,10 @@ class ModelConfig(Section):
     frozen_copies: Literal["device", "cpu"] = "device"
     """Keep the frozen copies of the policy (self-teacher, reference) on its device, or in CPU memory (`cpu`), from where they are
     moved to the device for each pass. LoRA needs no copies."""
+    router_balance: Weight = 0.0
+    """Add this times the load-balancing loss of a mixture of experts to the loss (Switch Transformer, arXiv:2101.03961, equation
+    4), so that its router does not come to choose the same few. Set it, to what the model was pretrained with (0.001 is usual),
+    when you train the router or the experts; adapters on attention layers alone need none. 0 adds nothing."""
     lora: LoraConfig = LoraConfig()
 
     @model_validator(mode="after")

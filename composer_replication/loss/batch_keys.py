@@ -40,7 +40,7 @@ DENOMINATORS = {
     "ctx_teacher_input_ids": "hint_denominator",
     "dpo_chosen_input_ids": "replay_denominator",
 }
-_KEYS = {*ROW_KEYS, *HINT_KEYS, *PAIR_KEYS, *DENOMINATORS.values(), "dropped_tokens"}
+_KEYS = {*ROW_KEYS, *HINT_KEYS, *PAIR_KEYS, *DENOMINATORS.values(), "dropped_tokens", "router_share"}
 _MASKS = ("attention_mask", "ctx_teacher_attention_mask", "dpo_chosen_attention_mask", "dpo_rejected_attention_mask")
 
 

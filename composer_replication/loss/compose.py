@@ -21,6 +21,8 @@ tokens, P pairs). A value "at position p" belongs to the token AT p, which the l
 - hint: `ctx_teacher_input_ids` [H, Tt], `ctx_teacher_attention_mask`, `student_row` [H] (absent: 0..H-1),
   `student_response_idx` [H, K], `teacher_response_idx` [H, K], `sdpo_loss_mask` [H, K] (weight of each compared token; 0 and
   -100 leave it out), `hint_denominator`.
+- a mixture of experts with `set_router_balance`: `router_share` [], the share of the batch's first-channel tokens that this
+  micro-batch has (absent: 1, that is all), by which the load-balancing loss of its rows is multiplied.
 - replay: `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}` [P, Tc or Tr], `dpo_{chosen,rejected}_ref_logprobs` [P]
   (sums; not read by SimPO), `dpo_weights` [P], `replay_denominator`.
 """
@@ -45,10 +47,12 @@ from composer_replication.loss.channels.replay import pair_rows, replay_channel
 from composer_replication.loss.channels.rlvr import rlvr_channel, token_weights
 from composer_replication.loss.forward import (
     Forward,
+    balance_of,
     computing,
     fallbacks,
     in_lockstep,
     read_rows,
+    router_balance,
     why_no_tree,
 )
 from composer_replication.loss.metrics import Pull
@@ -165,7 +169,8 @@ def compose_loss(
         if "hint" not in idle:
             found["hint"] = hint_channel(model, _student(read), read.hinted, batch, teacher, options.hint, taid_t)
         positions = _positions(read)
-    return _added_up(model, found, off, options.hint.weight, options.replay.weight, positions)
+        made = _added_up(model, found, off, options.hint.weight, options.replay.weight, positions)
+        return _balanced(model, made, read, batch)
 
 
 def loss_options(
@@ -204,6 +209,21 @@ def _added_up(
     metrics = {name: value for channel in on for name, value in found[channel].metrics.items()}
     pulls = {channel: found[channel].pull for channel in on}
     return LossComponents(total, first, hint, replay, off, fallbacks(model), metrics, pulls, positions)
+
+
+def _balanced(model: nn.Module, made: LossComponents, read: _Read, batch: Mapping[str, Tensor]) -> LossComponents:
+    """Add the load-balancing loss of a mixture's routers, where the model has a weight for it and rows were read."""
+    weight = router_balance(model)
+    if weight == 0 or read.student is None or not read.student.routers:
+        return made
+    logits = read.student.router_logits()
+    loss, tokens = balance_of(model, logits), float(len(logits[0]))
+    share = batch.get("router_share", 1.0)
+    return dataclasses.replace(
+        made,
+        total=made.total + weight * share * loss,
+        metrics={**made.metrics, "router/balance": float(loss.detach()), "router/tokens": tokens},
+    )
 
 
 class _Read(NamedTuple):

@@ -71,7 +71,8 @@ def split(
 
     Columns that hold only padding are cut off. Losses and gradients of the parts of all ranks add up to those of the whole. Every
     rank gets as many parts as the others, because each waits for the others in every forward and backward pass; the last ones may
-    hold denominators only. `dropped_tokens` goes to the first part. What self-teachers read is not counted.
+    hold denominators only. `dropped_tokens` goes to the first part, and of `router_share` each has the part of its tokens. What
+    self-teachers read is not counted.
 
     Args:
         shared_prefixes: a prefix that sequences share counts once, and rows and pairs may stand together. Else padding counts,
@@ -90,8 +91,15 @@ def split(
     parts += [{}] * (-len(parts) % ranks if parts else ranks)
     if "dropped_tokens" in batch:
         parts[0] = parts[0] | {"dropped_tokens": batch["dropped_tokens"]}
+    if "router_share" in batch:
+        every = _tokens_of_rows(batch)
+        parts = [part | {"router_share": batch["router_share"] * _tokens_of_rows(part) / max(1, every)} for part in parts]
     shared = {key: batch[key] for key in DENOMINATORS.values() if key in batch}
     return [shared | _trim(part) for part in parts[rank::ranks]]
+
+
+def _tokens_of_rows(batch: Mapping[str, Tensor]) -> int:
+    return sum(_lengths(batch, "input_ids", "attention_mask"))
 
 
 def _by_length(batch: Mapping[str, Tensor], tokens: int) -> list[Batch]:
@@ -130,6 +138,7 @@ def mini_batches(batch: Mapping[str, Tensor], count: int, seed: int) -> list[Bat
     found: list[Batch] = []
     for i in range(count):
         part: Batch = {key: batch[key] / count for key in DENOMINATORS.values() if key in batch}
+        part |= {key: batch[key] for key in ("router_share",) if key in batch}
         mine, own = row_order[i::count].sort().values, pair_order[i::count].sort().values
         part |= _rows(batch, mine) if len(mine) else {}
         part |= _take(batch, PAIR_KEYS, own) if len(own) else {}

@@ -250,7 +250,9 @@ def opt(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: opt(dropout=0.3), lambda: opt(layerdrop=0.3), lambda: mixtral(router_jitter_noise=0.3)], ids=str
+    "make",
+    [lambda: opt(dropout=0.3), lambda: opt(layerdrop=0.3), lambda: mixtral(router_jitter_noise=0.3)],
+    ids=["dropout", "layers that are left out", "a router's jitter"],
 )
 def test_noise_without_a_module_forbids_a_tree_while_it_is_drawn(make: Callable[[], Any]) -> None:
     model = make().train()

@@ -24,6 +24,7 @@ from composer_replication.loss.forward.read import (
     read_rows,
     sequence_logprobs,
 )
+from composer_replication.loss.forward.routers import balance_of, router_balance, set_router_balance
 from composer_replication.loss.forward.rows import FusedRows, HintLoss, PlainRows, concatenated, divergence_of
 from composer_replication.loss.forward.tree_proof import caches_attention_only, why_no_tree
 
@@ -36,6 +37,7 @@ __all__ = [
     "Rows",
     "action_entropies",
     "arguments_of",
+    "balance_of",
     "cache_argument",
     "caches_attention_only",
     "compute_dtype",
@@ -49,8 +51,10 @@ __all__ = [
     "in_lockstep",
     "overheard",
     "read_rows",
+    "router_balance",
     "sequence_logprobs",
     "set_compute_dtype",
+    "set_router_balance",
     "unwrapped",
     "update_mode",
     "weights_digest",

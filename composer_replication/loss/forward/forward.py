@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache
 
 from composer_replication.kernels import Head, logits_of
 from composer_replication.loss.forward.modes import cache_argument, evaluating, in_lockstep, sharded_units, unwrapped
+from composer_replication.loss.forward.routers import routed
 from composer_replication.loss.forward.rows import FusedRows, PlainRows
 from composer_replication.types.errors import ModelError
 
@@ -19,18 +20,28 @@ from composer_replication.types.errors import ModelError
 class Forward:
     """A forward pass in which rows of tokens [B, T] were read."""
 
-    def __init__(self, output: Tensor, head: Head | None, places: Tensor | None = None) -> None:
+    def __init__(self, output: Tensor, head: Head | None, places: Tensor | None = None, routers: Sequence[Tensor] = ()) -> None:
         self.output = output
         """[B, T, H] what the head reads, or [B, T, V] logits without a head; [1, N, ...] where the rows are packed."""
         self.head = head
         self.places = places
         """[B, T] int64: where the tokens stand among the packed ones. None where they are not packed."""
+        self.routers = routers
+        """[n, E] logits of the routers of a mixture, by layer, of all n tokens that were read and are no padding; none where none
+        are wanted (`routers.routed`)."""
 
     def rows(self, row: Tensor, position: Tensor) -> FusedRows | PlainRows:
         """Return the rows that predict the tokens AT `position` [n] of `row` [n]: their hidden states stand at position - 1."""
         before = position - 1
         chosen = self.output[row, before] if self.places is None else self.output[0, self.places[row, before]]
         return PlainRows(chosen) if self.head is None else FusedRows(chosen, self.head)
+
+    def router_logits(self) -> list[Tensor]:
+        """Return the routers' logits [m, E], by layer, of these rows' m tokens: one that several rows share counts for each."""
+        if self.places is None:
+            return list(self.routers)
+        mine = self.places[self.places < self.output.shape[1]]
+        return [logits[mine] for logits in self.routers]
 
     def last_logits(self) -> Tensor:
         """Return the logits [B, V] after the last column as the losses form them, without gradient."""
@@ -58,16 +69,20 @@ def forward(
         inputs["position_ids"] = position_ids
     if cache is not None:
         inputs[cache_argument(model)] = cache
-    if why_plain(model) is not None:
-        read = Forward(model(**inputs).logits, None)
-    else:
-        inner = unwrapped(model)
-        with _noting(inner.get_output_embeddings()) as noted:
-            logits = model(**inputs).logits
-        hidden = noted[-1]
-        if in_lockstep(model):  # wrappers wait for the backward pass at what they gave back, not at what was noted inside
-            hidden = hidden + logits[..., :0].sum()
-        read = Forward(hidden, _describe(inner))
+    plain = why_plain(model) is not None
+    with routed(model) as routers:
+        if plain:
+            read = Forward(model(**inputs).logits, None)
+        else:
+            inner = unwrapped(model)
+            with _noting(inner.get_output_embeddings()) as noted:
+                logits = model(**inputs).logits
+            hidden = noted[-1]
+            if in_lockstep(model):  # wrappers wait for the backward pass at what they gave back, not at what was noted inside
+                hidden = hidden + logits[..., :0].sum()
+            read = Forward(hidden, _describe(inner))
+    real = None if attention_mask is None or attention_mask.shape != input_ids.shape else attention_mask.flatten() != 0
+    read.routers = routers if real is None else [logits[real] for logits in routers]
     if read.output.shape[:2] != input_ids.shape:
         raise ModelError(
             f"the model reads {read.output.shape[1]} tokens where it is given {input_ids.shape[1]}",

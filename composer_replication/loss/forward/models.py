@@ -35,6 +35,7 @@ from composer_replication.loss.forward.adapters import (
     save_adapters,
 )
 from composer_replication.loss.forward.modes import compile_blocks, set_compute_dtype
+from composer_replication.loss.forward.routers import set_router_balance
 from composer_replication.types.errors import ConfigError, ModelError
 
 # How a damaged config.json surfaces inside transformers: TypeError and AttributeError (not an object), ZeroDivisionError (no
@@ -128,6 +129,7 @@ def _prepared(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
         model = add_adapters(model, config.lora)
     if resolve_precision(config) != "float32":
         set_compute_dtype(model, torch.bfloat16)
+    set_router_balance(model, config.router_balance)
     if config.compile:
         compile_blocks(model)
     return model

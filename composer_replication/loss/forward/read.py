@@ -48,7 +48,7 @@ def read_rows(model: nn.Module, inputs: Sequence[Rows]) -> list[Forward]:
         return [forward(model, ids, mask) for ids, mask in inputs]
     read = forward_tree(model, tree.ids, tree.positions, tree.segments, inputs[0][0].device)
     places = iter(tree.places)
-    return [Forward(read.output, read.head, _columns([next(places) for _ in ids], ids)) for ids, _ in inputs]
+    return [Forward(read.output, read.head, _columns([next(places) for _ in ids], ids), read.routers) for ids, _ in inputs]
 
 
 def sequence_logprobs(

@@ -32,6 +32,7 @@ from composer_replication.loss.forward import (
     evaluating,
     fallbacks,
     in_lockstep,
+    router_balance,
     sequence_logprobs,
     update_mode,
     whole_weights,
@@ -141,6 +142,7 @@ class Learner:
         budget = self.config.optimizer.micro_batch_tokens
         shares = why_no_tree(self.model) is None
         taught = without_idle_rows(batch, loss.rlvr)
+        taught |= {"router_share": torch.ones(())} if router_balance(self.model) > 0 else {}
         minis = mini_batches(taught, self.config.optimizer.mini_batches, seed=self.version)
         with saying_what_to_lower(self.version + 1):
             parts = [[self._inputs(part) for part in split(mini, budget, shared_prefixes=shares, **parallel)] for mini in minis]

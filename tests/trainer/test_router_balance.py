@@ -1,0 +1,61 @@
+"""A policy that is a mixture of experts learns with a load-balancing loss, where the substrate can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig
+
+from composer_replication.config import load_config
+from composer_replication.config.substrate import SubstrateType
+from composer_replication.loss.forward.models import make_policy
+from composer_replication.recipes.limits import refuse
+from composer_replication.trainer.learning.learner import Learner
+from composer_replication.types.errors import ConfigError
+
+EXPERTS, CHOSEN = 6, 2
+
+
+def test_a_policy_learns_with_it(run_file: Path) -> None:
+    words = [
+        "--loss.hint.weight",
+        "0",
+        "--loss.replay.weight",
+        "0",
+        "--optimizer.learning_rate",
+        "0.001",
+        "--model.router_balance",
+        "0.3",
+    ]
+    config = load_config(run_file, words)
+    mixture = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_experts=EXPERTS,
+        num_experts_per_tok=CHOSEN,
+    )
+    torch.manual_seed(0)
+    learner = Learner(make_policy(config.model, mixture), config)
+    before = learner.policy.model.layers[0].mlp.gate.weight.detach().clone()
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 11, 12], [20, 21, 22, 23, 0, 0]])
+    mask = (ids != 0).long()
+    sampled = mask * (mask.cumsum(-1) > 1)
+    batch = {"input_ids": ids, "attention_mask": mask, "response_mask": sampled, "rlvr_weights": sampled.float()}
+    batch |= {"advantages": torch.tensor([1.0, -1.0, 0.5]), "rlvr_denominator": torch.tensor(13.0)}
+    metrics = learner.update(batch).metrics
+    assert CHOSEN * 0.9 < metrics["router/balance"] < EXPERTS
+    assert not torch.equal(before, learner.policy.model.layers[0].mlp.gate.weight)
+
+
+@pytest.mark.parametrize("substrate", ["trl", "verl", "prime_rl"])
+def test_who_cannot_says_so(run_file: Path, substrate: SubstrateType) -> None:
+    config = load_config(run_file, ["--model.router_balance", "0.001"])
+    with pytest.raises(ConfigError, match=r"model\.router_balance"):
+        refuse(config, substrate)
