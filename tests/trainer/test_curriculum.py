@@ -334,7 +334,8 @@ def simulated(tasks: Sequence[Task] = TASKS, **curriculum: object) -> Simulated:
     by_id = {task.spec.task_id: task for task in tasks}
     context = SimpleNamespace(train=tasks, join=join, coding=SimpleNamespace(train=tasks, task=by_id.__getitem__))
     journal = SimpleNamespace(arm="main", note=NOTES.append)
-    return Simulated(cast(Any, context), config, cast(Any, None), cast(Any, None), cast(Any, journal))
+    engine = SimpleNamespace(rest=lambda: None)
+    return Simulated(cast(Any, context), config, cast(Any, engine), cast(Any, None), cast(Any, journal))
 
 
 def test_the_actor_practises_on_what_the_curriculum_chooses() -> None:
