@@ -20,7 +20,7 @@ from typing import Any
 from composer_replication.types.plain_text import visible
 
 _NUMBER = r"\d{1,6}[ \t]{0,4}(?:→|\\t|[\t:|-])"
-_BETWEEN = rf"(?:[\s\"'\\+,()|>]|\\n|{_NUMBER}|[A-Za-z-]{{1,20}}: [^\n]*\n){{0,200}}"
+_BETWEEN = rf"(?:[\s\"'\\+,()|>]|\\n|{_NUMBER}|[A-Za-z-]{{1,20}}: [^\n]*\n){{0,200}}+"
 """Line ends, also escaped ones, quotes between lines, the numbers that `cat -n` and agents' tools put before a line, and an
 armour's headers."""
 _ARMOUR = rf"-----BEGIN [A-Z ]{{0,20}}PRIVATE KEY(?: BLOCK)?-----{_BETWEEN}(?P<key>[A-Za-z0-9+/]{{40}})"
@@ -145,7 +145,7 @@ _IN_LOGS = (  # kind, mark (in the lower-cased text), form, condition on the key
     ("key of a compatible server", "sk-", re.compile(r"(?<![\w-])sk-(?P<key>[A-Za-z0-9_-]{32,})"), "random"),
 )
 _ARMOUR_END = re.compile(r"-----END [A-Z ]{0,20}PRIVATE KEY(?: BLOCK)?-----")
-_ARMOUR_REST = re.compile(rf"(?:{_BETWEEN}[A-Za-z0-9+/=]+)*")
+_ARMOUR_REST = re.compile(rf"(?:{_BETWEEN}[A-Za-z0-9+/=]++)*+")
 _ATTRIBUTE = re.compile(r"[a-z_][a-z0-9_]*(?:\.[a-z_][a-z0-9_]*)+")
 """Code that agents read: `token = self.config.t2u_pad_token_id`."""
 _MADE_UP = re.compile(r"example|dummy|fake|placeholder|changeme|your[-_]|x{4}|\*{4}|\.{3}|1234567|abcdef", re.IGNORECASE)
