@@ -58,7 +58,8 @@ _CERTAIN = (  # kind, what every one of it holds (a text without is not searched
 )
 _WORDS = r"(?:passw(?:or)?d|secret|token|api_?key|access_?key|private_?key|credential)"
 _NAME = rf"{_WORDS}[\w-]{{0,40}}[\"']?\]?[ \t]{{0,8}}"
-_VALUE = r"[A-Za-z0-9+/=_.~!@#$%^&*-]{16,}"
+_VALUE = r"[A-Za-z0-9+/=_.~!@#$%^&*-]{16,1024}"
+"""Bounded, so that a long text full of names takes linear time."""
 _QUOTED = (
     rf"(?i:{_NAME})(?::[ \t]?[\w.\[\]| ]{{1,40}}?)?[:=][ \t]{{0,8}}[rbuRBU]{{0,2}}(?P<quote>[\"'])(?P<key>{_VALUE})(?P=quote)"
 )
@@ -74,7 +75,7 @@ _PASSWORD = r"(?:passw(?:or)?d|passphrase|pwd)"
 _OPEN = r"(?:\\?[\"'])?"
 """A quote, perhaps of a text in a text."""
 _IN_LOGS = (  # kind, mark (in the lower-cased text), form, condition on the key
-    ("JSON web token", "eyj", re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.(?P<key>[\w-]{20,})"), "certain"),
+    ("JSON web token", "eyj", re.compile(r"(?<![\w-])eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.(?P<key>[\w-]{20,})"), "certain"),
     (
         "authorization header",
         "authorization",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from exact_norms import with_exact_norms
+from mixtures import CHOSEN, EXPERTS, mixture_config
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from composer_replication.loss import compose_loss
@@ -15,24 +16,10 @@ from composer_replication.loss.forward.routers import balance_loss
 from composer_replication.loss.micro_batches import mini_batches, split
 from composer_replication.types.errors import ModelError
 
-EXPERTS, CHOSEN = 6, 2
-MIXTURE = Qwen3MoeConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=32,
-    moe_intermediate_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    num_experts=EXPERTS,
-    num_experts_per_tok=CHOSEN,
-    initializer_range=0.3,
-)
-
 
 def mixture() -> Qwen3MoeForCausalLM:
     torch.manual_seed(0)
-    model: Qwen3MoeForCausalLM = with_exact_norms(Qwen3MoeForCausalLM(MIXTURE).double())
+    model: Qwen3MoeForCausalLM = with_exact_norms(Qwen3MoeForCausalLM(mixture_config()).double())
     model.set_experts_implementation("eager")  # the grouped product has no float64
     return model
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig
+from mixtures import CHOSEN, EXPERTS, mixture_config
 
 from composer_replication.config import load_config
 from composer_replication.config.substrate import SubstrateType
@@ -14,8 +14,6 @@ from composer_replication.loss.forward.models import make_policy
 from composer_replication.recipes.limits import refuse
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.types.errors import ConfigError
-
-EXPERTS, CHOSEN = 6, 2
 
 
 def test_a_policy_learns_with_it(run_file: Path) -> None:
@@ -30,19 +28,8 @@ def test_a_policy_learns_with_it(run_file: Path) -> None:
         "0.3",
     ]
     config = load_config(run_file, words)
-    mixture = Qwen3MoeConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_experts=EXPERTS,
-        num_experts_per_tok=CHOSEN,
-    )
     torch.manual_seed(0)
-    learner = Learner(make_policy(config.model, mixture), config)
+    learner = Learner(make_policy(config.model, mixture_config()), config)
     before = learner.policy.model.layers[0].mlp.gate.weight.detach().clone()
     ids = torch.tensor([[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 11, 12], [20, 21, 22, 23, 0, 0]])
     mask = (ids != 0).long()

@@ -1,4 +1,4 @@
-"""What differs between two versions of a module: functions, and constants that functions use."""
+"""Compare two versions of a module: find functions that differ, and those that use constants which differ."""
 
 from __future__ import annotations
 

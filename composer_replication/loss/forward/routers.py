@@ -20,7 +20,7 @@ from composer_replication.types.errors import ModelError
 
 _WEIGHT = "_composer_router_balance"
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
-"""What configurations call the number of experts that a token goes through."""
+"""Names in configurations for the number of experts that a token goes through."""
 
 
 def set_router_balance(model: nn.Module, weight: float) -> None:
@@ -62,7 +62,7 @@ def balance_of(model: nn.Module, logits: Sequence[Tensor]) -> Tensor:
 def routed(model: nn.Module) -> Iterator[list[Tensor]]:
     """Record the routers' logits [n, E] in the order of the layers, where a model has a weight for them and gradients are wanted.
 
-    What activation checkpointing computes again comes after the end of the context, and is not recorded a second time.
+    Activation checkpointing computes layers again after the end of the context, and nothing is recorded a second time.
     """
     found: list[Tensor] = []
     if router_balance(model) == 0 or not torch.is_grad_enabled():

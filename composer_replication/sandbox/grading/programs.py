@@ -121,7 +121,7 @@ class OtherBody:
     """Calls of the function (`steps.calls.call_of`) that are answered as the gold code does, as if by heart; the line is for all
     others. None has it answer every call."""
     in_front: bool = False
-    """Whether the function's own body follows the line."""
+    """Keep the function's own body behind the line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

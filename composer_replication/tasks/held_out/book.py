@@ -72,7 +72,7 @@ class ObservedProgram:
     """By key of the function, what it returns to some calls that no test makes, as `steps.calls.answer_of` writes it; None where
     that is not known. Empty for the steps of a test."""
     longer: bool = False
-    """Whether it was drawn to ask for longer arguments, or more of them, than the tests have."""
+    """It was drawn to ask for longer arguments, or more of them, than the tests have."""
 
     @property
     def informative(self) -> list[Any]:
