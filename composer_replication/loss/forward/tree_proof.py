@@ -1,4 +1,4 @@
-"""Whether a model can read its rows as a tree of prefixes: what its configuration says, and a trial on a few tokens."""
+"""Decide whether a model can read its rows as a tree of prefixes: by its configuration, and by a trial on a few tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TOLERANCE = 1e-4
 _COARSEST = 0.25
 """Relative error that is too large to be rounding in any model."""
 _ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
-"""What models raise that do something else with a mask than hand it to their layers."""
+"""Errors of models that do something else with a mask than hand it to their layers."""
 _OPTIONS = (
     *("output_router_logits", "output_attentions", "output_hidden_states"),
     *("is_causal", "sliding_window", "attention_chunk_size", "_experts_implementation"),
@@ -46,7 +46,7 @@ class _Verdict(NamedTuple):
     why: str | None
     """Why the model cannot read a tree; None where it can."""
     lasting: bool = True
-    """Whether another trial would say the same."""
+    """Another trial would say the same."""
 
 
 def why_no_tree(model: nn.Module) -> str | None:

@@ -41,7 +41,7 @@ SIBLINGS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What two rollouts and an update by them take once everything is running, and what teachers would be asked about them."""
+    """Time and size of two rollouts and an update by them once everything is running, and what teachers would be asked."""
 
     task_id: str
     """The task with the longest prompt, where prompts are known."""
@@ -54,7 +54,7 @@ class Trial:
     """Seconds that a step spends on bringing the weights to a server, and on its sleep where it shares the GPU."""
     checkpoint_bytes: int
     weights_bytes: int
-    """Of the weights on their way to a server; 0 without one."""
+    """Size of the weights on their way to a server; 0 without one."""
     trajectory_bytes: float
     """Mean bytes of a trajectory in the run's files."""
     teachers: ReplayPlan | None
