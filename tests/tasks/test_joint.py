@@ -69,8 +69,62 @@ BESIDE = """
 def test_longest(text, length):
     assert longest(compress(text)) == length
 """
+COLOUR = '''
+"""Colours."""
+
+
+class Colour:
+    """Red, green and blue."""
+
+    def __init__(self, red, green, blue):
+        self.red, self.green, self.blue = red, green, blue
+
+
+def from_hex(text):
+    """Read a colour such as `#ff0080`; raise ValueError for anything else."""
+    if len(text) != 7 or text[0] != "#":
+        raise ValueError(f"no colour: {text}")
+    return Colour(int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16))
+
+
+def to_hex(colour):
+    """Write a colour as `#ff0080`."""
+    return f"#{colour.red:02x}{colour.green:02x}{colour.blue:02x}"
+
+
+def brightness(colour):
+    """Return how bright a colour is, from 0 to 255."""
+    return (colour.red + colour.green + colour.blue) // 3
+'''
+COLOUR_ROUND_TRIP = """
+import pytest
+from shop import brightness, from_hex, to_hex
+
+
+@pytest.mark.parametrize("text", ["#ff0080", "#000000", "#12ab9f", "#ffffff"])
+def test_round_trip(text):
+    assert to_hex(from_hex(text)) == text
+
+
+@pytest.mark.parametrize("text", ["ff0080", "#ff008", "#ff00800", "", "#ff00zz"])
+def test_no_colour(text):
+    with pytest.raises(ValueError):
+        from_hex(text)
+"""
+COLOUR_BESIDE = """
+
+@pytest.mark.parametrize(("text", "bright"), [("#ffffff", 255), ("#000000", 0), ("#30ff00", 101), ("#010203", 2)])
+def test_brightness(text, bright):
+    assert brightness(from_hex(text)) == bright
+"""
 HEART = "the tests' answers by heart satisfy its held-out programs: "
-PAIR = {"compress", "expand"}
+PAIR, HEX = {"compress", "expand"}, {"from_hex", "to_hex"}
+PROJECTS = {
+    "round trip": (SHOP, ROUND_TRIP),
+    "beside": (SHOP, ROUND_TRIP + BESIDE),
+    "colour": (COLOUR, COLOUR_ROUND_TRIP),
+    "colour beside": (COLOUR, COLOUR_ROUND_TRIP + COLOUR_BESIDE),
+}
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +132,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[frozens
     """Tasks of one function and of two, by their functions: where tests look at round trips alone, and where they look at what
     comes between as well."""
     found = {}
-    for name, tests in (("round trip", ROUND_TRIP), ("beside", ROUND_TRIP + BESIDE)):
+    for name, (source, tests) in PROJECTS.items():
         root = tmp_path_factory.mktemp("project")
         (root / "shop").mkdir()
-        (root / "shop/shop.py").write_text(SHOP)
+        (root / "shop/shop.py").write_text(source)
         (root / "shop/test_shop.py").write_text(tests)
         build_tasks(str(root / "shop"), root / "tasks", BuildOptions(group_size=2, forgeable=True))
         found[name] = {frozenset(d.qualname for d in task.spec.deleted): task for task in load_tasks(root / "tasks")}
@@ -104,8 +158,21 @@ def test_what_comes_between_makes_them_strong(built: Mapping[str, dict[frozenset
 def test_they_are_not_joined_where_only_the_round_trip_is_looked_at(
     built: Mapping[str, dict[frozenset[str], Task]], tmp_path: Path
 ) -> None:
-    alone, beside = ([tasks[frozenset({name})] for name in sorted(PAIR)] for tasks in built.values())
+    alone, beside = ([built[project][frozenset({name})] for name in sorted(PAIR)] for project in ("round trip", "beside"))
     refused = join_tasks(alone, tmp_path / "alone", sandbox=open_sandbox(), python=Path(sys.executable))
     assert isinstance(refused, str)
     assert "trivial bodies of several functions satisfy its held-out programs" in refused
+    assert isinstance(join_tasks(beside, tmp_path / "beside", sandbox=open_sandbox(), python=Path(sys.executable)), Task)
+
+
+def test_what_is_checked_and_kept_is_tried(built: Mapping[str, dict[frozenset[str], Task]], tmp_path: Path) -> None:
+    tasks = built["colour"]
+    assert [tasks[frozenset({name})].spec.hidden.weakness for name in sorted(HEX)] == ["", ""]
+    kept = "arguments are checked, kept and given back in from_hex, to_hex"
+    assert tasks[frozenset(HEX)].spec.hidden.weakness == f"trivial bodies of several functions satisfy its held-out programs: {kept}"
+    assert built["colour beside"][frozenset(HEX)].spec.hidden.weakness == ""
+    alone, beside = ([built[project][frozenset({name})] for name in sorted(HEX)] for project in ("colour", "colour beside"))
+    refused = join_tasks(alone, tmp_path / "alone", sandbox=open_sandbox(), python=Path(sys.executable))
+    assert isinstance(refused, str)
+    assert kept in refused
     assert isinstance(join_tasks(beside, tmp_path / "beside", sandbox=open_sandbox(), python=Path(sys.executable)), Task)

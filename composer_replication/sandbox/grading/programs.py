@@ -19,7 +19,10 @@ Step: TypeAlias = dict[str, Any]
 Steps: TypeAlias = Sequence[tuple[int, Step]]
 """A program: each step with the number by which later ones name its result."""
 
-_DRIVER = ("literals", "steps/operators", "steps/shipping", "steps/calls", "steps/replay", "steps/mutants", "steps/driver")
+_DRIVER = (
+    "literals",
+    *(f"steps/{name}" for name in ("operators", "shipping", "calls", "replay", "kept", "mutants", "driver")),
+)
 """Modules whose texts are the program in the sandbox."""
 _CPU_S, _WALL_S = 2.0, 10.0
 """Limits of one program when it judges."""

@@ -15,6 +15,7 @@ from typing import Any
 from composer_replication.languages.python.functions import Function
 from composer_replication.sandbox.grading.programs import KnownProgram, Mutant, Steps, kills_of, wrong_programs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
+from composer_replication.sandbox.grading.steps.kept import KEEPING
 from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks.held_out.book import SLOW_S, HiddenBook, ObservedProgram
 from composer_replication.tasks.held_out.mutants import KEPT, KILLS, Tried, joint_mutants, joint_mutants_of, longer_of, mutants_of
@@ -59,7 +60,7 @@ def failing_programs(book: HiddenBook, functions: Sequence[Function], runner: Co
     """Return the programs that run one of the functions and fail on a tree. Raises SandboxError."""
     keys = {function.key for function in functions}
     running = [program for program in book.programs if program.entered & keys]
-    wrong = wrong_programs(runner, tree, [_held_out(program, "") for program in running])[0]
+    wrong = wrong_programs(runner, tree, [held_out(program, "") for program in running])[0]
     return [running[number] for number in wrong]
 
 
@@ -118,7 +119,7 @@ def _chosen(
     chosen = list(dict.fromkeys(number for found in kills[:-1] for number in found))
     chosen += [number for number in longer_of(group.functions[0], kills[-1], programs) if number not in chosen]
     chosen += [number for number in kills[-1] if number not in chosen][: max(KEPT - len(chosen), 0)]
-    held = [_held_out(programs[number], key) for number in chosen]
+    held = [held_out(programs[number], key) for number in chosen]
     if surviving is not None:
         return held, surviving
     if len(held) < _FEWEST:
@@ -135,7 +136,7 @@ def _chosen_together(
     """Do `_chosen` for mutants of several functions, whose programs are enough for each."""
     keys = [function.key for function in group.functions]
     numbers = dict.fromkeys(number for found in kills for number in found)
-    held = [_held_out(programs[number], next(key for key in keys if key in programs[number].entered)) for number in numbers]
+    held = [held_out(programs[number], next(key for key in keys if key in programs[number].entered)) for number in numbers]
     return held, _surviving(group, kills) or ""
 
 
@@ -155,6 +156,9 @@ def _trivial(mutant: Mutant) -> str:
 
 
 def _named(mutant: Mutant) -> str:
+    if mutant.bodies[0].text == KEEPING:
+        names = ", ".join(body.qualname for body in mutant.bodies)
+        return f"arguments are checked, kept and given back in {names}"
     return ", ".join(f"`{body.text}` in {body.qualname}" for body in mutant.bodies)
 
 
@@ -173,7 +177,8 @@ def _surviving(group: Tried, kills: Sequence[Sequence[int]]) -> Mutant | None:
     return next((mutant for mutant, found in pairs if len(found) < mutant.least), None)
 
 
-def _held_out(program: ObservedProgram, uses: str) -> HeldOutProgram:
+def held_out(program: ObservedProgram, uses: str) -> HeldOutProgram:
+    """Write a program down as one that is chosen for `uses`."""
     return HeldOutProgram(
         steps=json.dumps(program.steps),
         expected=json.dumps(program.expected),

@@ -2,8 +2,8 @@
 
 A mutant has a trivial body (`languages.python.trivial`) in the place of a function's own: alone, or for those calls only that no
 test makes, while it answers all others as by heart. Where a task deletes several functions, other mutants have trivial bodies in
-all of them, or in two: functions that undo each other, such as `pack` and `unpack`, may be asked only together. Others again keep
-the body and cut an argument short.
+all of them, or in two: functions that undo each other, such as `pack` and `unpack`, may be asked only together. One of these
+mutants checks its arguments as the functions do (`steps.kept`). Others again keep the body and cut an argument short.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from composer_replication.languages.python.trivial import (
     trivial_bodies,
 )
 from composer_replication.sandbox.grading.programs import Mutant, OtherBody
+from composer_replication.sandbox.grading.steps.kept import KEEPING
 from composer_replication.tasks.held_out.book import HiddenBook, ObservedProgram
 
 _POOL = 48
@@ -96,7 +97,7 @@ def joint_mutants_of(tried: Sequence[Tried], book: HiddenBook) -> list[Tried]:
         pool, asking = list(_in_turns([one.pool for one in some])), list(_in_turns([one.asking for one in some]))
         pool, asking = list(dict.fromkeys(pool))[:_POOL], list(dict.fromkeys(asking))[:_POOL]
         constants = [_constants(one.functions[0], book, one.asking, _JOINT_CONSTANTS) for one in some]
-        behind = [*joint_bodies_by_heart(functions), *zip(*constants, strict=False)]
+        behind = [*joint_bodies_by_heart(functions), _keeping(functions), *zip(*constants, strict=False)]
         by_heart = [_by_heart(functions, bodies, asking, book.known) for bodies in behind]
         found.append(Tried(functions=functions, pool=pool, asking=asking, mutants=[*_joint(functions, pool), *by_heart]))
     return found
@@ -107,13 +108,19 @@ def joint_mutants(functions: Sequence[Function], numbers: Sequence[int], asking:
     answer them by heart are tried on nothing but the programs numbered `asking`, which make new calls."""
     behind = [
         replace(_alone(functions, texts, asking), most=_KILLS_BY_HEART, least=_KILLS_BY_HEART)
-        for texts in joint_bodies_by_heart(functions)
+        for texts in (*joint_bodies_by_heart(functions), _keeping(functions))
     ]
     return [*_joint(functions, numbers), *behind]
 
 
 def _joint(functions: Sequence[Function], numbers: Sequence[int]) -> list[Mutant]:
-    return [_alone(functions, texts, _turned(numbers, at)) for at, texts in enumerate(joint_bodies(functions))]
+    texts_of_all = (*joint_bodies(functions), _keeping(functions))
+    return [_alone(functions, texts, _turned(numbers, at)) for at, texts in enumerate(texts_of_all)]
+
+
+def _keeping(functions: Sequence[Function]) -> Sequence[str]:
+    """Return bodies that raise what the functions raise, keep what the others are given, and give it back."""
+    return [KEEPING] * len(functions)
 
 
 def other_body(function: Function, text: str, *, known: Sequence[int] | None = None, in_front: bool = False) -> OtherBody:

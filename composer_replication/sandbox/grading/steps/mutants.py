@@ -1,6 +1,6 @@
 """Mutants of the gold code, each with another body of one function or several, tried on programs of steps inside a sandbox.
 
-The text of this module runs behind that of `steps.replay` and in front of `steps.driver`.
+The text of this module runs behind those of `steps.replay` and `steps.kept`, and in front of `steps.driver`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from composer_replication.sandbox.grading.literals import differs
     from composer_replication.sandbox.grading.steps.calls import call_of
+    from composer_replication.sandbox.grading.steps.kept import CHECKED, Kept, is_keeping
     from composer_replication.sandbox.grading.steps.replay import Program, import_modules, in_fork, modules_of, run
 
 _UNKNOWN = "__composer_unknown__"
@@ -44,15 +45,16 @@ def lines_of(place: str) -> list[bytes]:
 
 
 def lines_with(body: dict[str, Any], lines: Sequence[bytes], gold: CodeType) -> list[bytes]:
-    """Return the lines of a function with another body in the place of its own, or in front of that: for every call, or, where
-    the answers to `known` calls are given as by heart, for all other calls."""
+    """Return the lines of a function with another body in the place of its own, or in front of that: for every call; where the
+    answers to `known` calls are given as by heart, for all other calls; and where it checks its arguments, for those that pass."""
     text, own = body["text"], lines[body["first_line"] - 1 : body["last_line"]]
-    if body["known"] is None:
+    conditions = [f"{_UNKNOWN}()"] * (body["known"] is not None) + [f"{CHECKED}()"] * is_keeping(body)
+    if not conditions:
         return [f"{body['indent']}{text}\n".encode(), *(own if body["in_front"] else ())]
     if text.startswith("return ") and gold.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
         items = text.removeprefix("return ")
         text = "return" if gold.co_flags & CO_ASYNC_GENERATOR or items == "None" else f"yield from {items}; return"
-    return [f"{body['indent']}if {_UNKNOWN}(): {text}\n".encode(), *own]
+    return [f"{body['indent']}if {' and '.join(conditions)}: {text}\n".encode(), *own]
 
 
 def replace_bodies(bodies: Sequence[dict[str, Any]]) -> None:
@@ -153,6 +155,7 @@ class Mutants:
         self.imported: set[str] = set()
         """Modules that programs name and that can be imported."""
         self.held: dict[int, bool] = {}
+        self.kept = Kept()
 
     def profile(self, frame: FrameType, event: str, _argument: Any) -> None:
         if event == "call":
@@ -177,7 +180,9 @@ class Mutants:
         return [] if any(function.__code__ in self.run_at_import for function in found) else found
 
     def is_wrong(self, number: int, cpu_s: float) -> bool:
-        answers = in_fork(partial(run, self.programs[number]), cpu_s=cpu_s, wall_s=self.wall_s)
+        work = partial(run, self.programs[number])
+        found = in_fork(lambda: [work(), self.kept.given_back], cpu_s=cpu_s, wall_s=self.wall_s)
+        answers, self.kept.given_back = found or (None, self.kept.given_back)
         return differs(self.expected[number], answers)
 
     def holds(self, number: int) -> bool:
@@ -219,13 +224,20 @@ class Mutants:
             codes += [code_with(body, lines, function.__code__) for function in found] or [None]
         if None in codes:
             return self.kills_in_files(bodies, numbers, most)
+        self.kept.prepare(functions)
 
         def kills(number: int) -> bool:
             with swapped(functions, codes):
                 wrong = self.is_wrong(number, self.mutant_cpu_s[number])
             return wrong and self.holds(number)
 
-        return list(itertools.islice(filter(kills, numbers), most))
+        found = list(itertools.islice(filter(kills, numbers), most))
+        return list(itertools.islice(filter(self.holds, numbers), most)) if self.keeps_nothing(bodies, found) else found
+
+    def keeps_nothing(self, bodies: Sequence[dict[str, Any]], found: Sequence[int]) -> bool:
+        """Return whether no program of those that were tried asked bodies that keep something to give it back. Then they are no
+        mutant: all programs count as killing it."""
+        return not found and any(map(is_keeping, bodies)) and not self.kept.given_back
 
     def kills_in_files(self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int) -> list[int]:
         """Do `kills_of` with changed files. All programs kill a mutant whose modules cannot be imported with it, or not to the
@@ -246,11 +258,15 @@ class Mutants:
         programs = [self.programs[number] for number in numbers]
         import_modules(programs)
         set_known_calls(bodies)
+        names = {(place_of(body), body["qualname"]) for body in bodies}
+        functions = [one for one in gc.get_objects() if isinstance(one, FunctionType)]
+        self.kept.prepare(one for one in functions if (one.__code__.co_filename, one.__code__.co_qualname) in names)
         wanted = self.imported & {*modules_of([list(map(list, program)) for program in programs])}
         if knows_calls(bodies) and not wanted <= sys.modules.keys():
             return []
         kills = (number for number in numbers if self.is_wrong(number, self.mutant_cpu_s[number]))
-        return list(itertools.islice(kills, most))
+        found = list(itertools.islice(kills, most))
+        return list(numbers[:most]) if self.keeps_nothing(bodies, found) else found
 
 
 def knows_calls(bodies: Sequence[dict[str, Any]]) -> bool:
