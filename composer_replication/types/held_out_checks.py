@@ -15,7 +15,7 @@ class HeldOutProgram:
     """JSON list of the gold code's answer to each step, `["returns", result]` or `["raises", class names]`; null where it is not
     compared."""
     uses: str
-    """Key (`path::qualname`) of the deleted function for which it was chosen."""
+    """Key (`path::qualname`) of the function for which it was chosen; the path of a file where it runs none."""
     new_calls: int
     """Calls of that function that it makes and no recorded test does, at most two; 0 for the steps of a test."""
 

@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from composer_replication.languages.python.changes import changed_functions
-from composer_replication.languages.python.functions import Function, find_functions
+from composer_replication.languages.python.functions import Function
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.grading.tripwire import profile_of
 from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
 from composer_replication.tasks.files import solved_tree
-from composer_replication.tasks.held_out.book import HiddenBook, make_hidden_book
-from composer_replication.tasks.held_out.choice import choose_proven, failing_programs, without_broken
+from composer_replication.tasks.held_out.book import make_hidden_book
+from composer_replication.tasks.held_out.choice import choose_proven, without_broken
+from composer_replication.tasks.held_out.left_out import asked_of, find_told, with_told
 from composer_replication.tasks.sources.layout import RepositoryLayout, guess_layout
 from composer_replication.types import TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError, SourceError
@@ -47,15 +48,18 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
         runner = CodeRunner(sandbox=sandbox, python=python, python_path=spec.python_path, limits=limits)
         tests = frozenset({*spec.fail_to_pass, *spec.pass_to_pass})
         book = make_hidden_book(runner, solved, layout=layout, passing=tests, seed=0)
+        changed = _changed(repo, gold)
+        told = find_told(book.programs, changed, runner=runner, repo=repo, solved=solved, gold=gold)
         checks = choose_proven(
             book,
-            _changed(repo, gold, book, runner),
+            [*changed, *asked_of(told, book.programs, changed, solved)],
             frozenset(spec.fail_to_pass),
             runner=runner,
             gold=Tree(base=solved),
             task=Tree(base=repo),
             seed=spec.task_id,
         )
+        checks = with_told(checks, told, book.programs)
     while True:
         report = grade(replace(spec, hidden=checks), repo, dict(gold), sandbox=sandbox, python=python)
         if isinstance(report.reward, Unscored):
@@ -77,19 +81,10 @@ def _python(gold: Mapping[str, bytes]) -> list[bytes]:
     return [content for path, content in gold.items() if path.endswith(".py")]
 
 
-def _changed(repo: Path, gold: Mapping[str, bytes], book: HiddenBook, runner: CodeRunner) -> list[Function]:
-    """Return the functions that the solution adds or changes, and those that use a constant it changes where some program tells;
-    where there are none, all of the files that it changes. Raises SandboxError."""
+def _changed(repo: Path, gold: Mapping[str, bytes]) -> list[Function]:
+    """Return the functions that the solution adds or changes."""
     found: list[Function] = []
-    using: list[Function] = []
-    everything: list[Function] = []
     for path, content in gold.items():
         if path.endswith(".py"):
-            source = (repo / path).read_bytes() if (repo / path).is_file() else b""
-            changed, others = changed_functions(path, source, content)
-            found, using = [*found, *changed], [*using, *others]
-            everything += find_functions(path, content)[0]
-    telling = failing_programs(book, using, runner, Tree(base=repo)) if using else []
-    entered = frozenset().union(*(program.entered for program in telling))
-    found += [function for function in using if function.key in entered]
-    return found or everything
+            found += changed_functions(path, (repo / path).read_bytes() if (repo / path).is_file() else b"", content)
+    return found
