@@ -57,9 +57,9 @@ def test_broken_files_declare_nothing(write_project: WriteProject) -> None:
 
 @pytest.mark.slow
 def test_the_environment_has_the_dependencies_and_not_the_project(
-    write_project: WriteProject, tmp_path: Path, wheels: Path
+    write_project: WriteProject, tmp_path: Path, index: Path
 ) -> None:
-    write_wheel(wheels, "alpha")
+    write_wheel(index, "alpha")
     project = '[project]\nname = "shop"\nversion = "3.1"\ndependencies = ["alpha"]\n'
     root = write_project({"pyproject.toml": project, "shop.py": ""})
     python = make_environment(tmp_path / "env", root, "shop", sandbox=open_sandbox())

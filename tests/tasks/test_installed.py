@@ -253,9 +253,9 @@ def test_nothing_is_taken_from_an_address_that_a_package_names(tmp_path: Path, w
 
 @pytest.mark.slow
 def test_nothing_is_imported_from_the_folder_where_composer_is_started(
-    tmp_path: Path, wheels: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, index: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_wheel(wheels, "alpha")
+    write_wheel(index, "alpha")
     for name in ("pip", "venv", "ensurepip", "compileall", "json"):
         (project / f"{name}.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')\n")
     monkeypatch.chdir(project)
