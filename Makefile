@@ -67,7 +67,7 @@ faces: env ## Test the faces beside OpenEnv, verifiers, Gymnasium, TRL and Harbo
 	@$(BIN)/nox --session openenv verifiers gymnasium trl harbor
 
 replaysim: env ## Test the backends of replaysim beside data-juicer and Ray, in an environment of their own
-	@$(BIN)/nox --session replaysim
+	@$(BIN)/nox --session replaysim -- -m "not nightly"
 
 traces: env ## Test ATIF files with the package atif, in an environment of its own
 	@$(BIN)/nox --session traces

@@ -179,6 +179,7 @@ def test_any_recipe_on_any_text_in_process(folder, pairs, texts, operators):
     assert outcome(DJNormalizer(recipe, "data_juicer"), pairs(texts)) == outcome(DJNormalizer(recipe), pairs(texts))
 
 
+@pytest.mark.nightly
 @settings(max_examples=2, deadline=None, phases=[Phase.generate])
 @given(texts=st.lists(st.tuples(TEXT, TEXT), min_size=80, max_size=120), operators=RECIPE)
 def test_any_recipe_on_any_text(folder, other, pairs, texts, operators):
