@@ -1,11 +1,13 @@
 """The top-level command line, and how it prints errors.
 
 A `ComposerError` prints the problem and the fix, without a traceback, and ends with its class's exit code (drawn in
-`composer_replication.types.errors`). Ctrl-C ends with 130. Anything else is a bug and keeps its traceback.
+`composer_replication.types.errors`); so does standard output that cannot be written. Ctrl-C ends with 130. Anything else is a bug
+and keeps its traceback.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from importlib.metadata import version
@@ -32,8 +34,8 @@ from composer_replication.cli.traces_cmd import app as traces_app
 from composer_replication.cli.train_cmd import train
 from composer_replication.cli.weights_cmd import app as weights_app
 from composer_replication.observe.console import Console, echo
-from composer_replication.types.errors import ComposerError
-from composer_replication.types.guarded_streams import guard_streams
+from composer_replication.types.errors import ComposerError, StorageError
+from composer_replication.types.guarded_streams import GuardedStream, guard_streams
 
 INTERRUPTED = (129, 130, 143)
 """Exit statuses after SIGHUP, Ctrl-C, SIGTERM."""
@@ -94,12 +96,36 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     guard_streams()
     console = Console(stderr=True)
+    out, status = sys.stdout, 0  # the guard, whatever stands there later
     try:
         app()
     except ComposerError as error:
-        console.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
-        sys.exit(error.exit_code)
+        _show(console, error)
+        status = error.exit_code
     except SystemExit as ended:  # typer turns Ctrl-C into this, `diloco run` SIGTERM
-        if ended.code in INTERRUPTED:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if status in INTERRUPTED:
             console.print("interrupted; what was done is kept, and the same command (`train` with --resume) goes on from there")
-        raise
+    except OSError:
+        if _lost(out) is None:
+            raise
+    if lost := _lost(out):
+        status = status or StorageError.exit_code
+        if not isinstance(lost, BrokenPipeError):  # whoever reads may stop reading
+            _show(console, StorageError(f"standard output cannot be written ({lost.strerror})", fix="send it elsewhere"))
+        with open(os.devnull, "wb") as nothing:  # what is left of it would fail again when the interpreter ends
+            os.dup2(nothing.fileno(), out.fileno())
+    sys.exit(status)
+
+
+def _show(console: Console, error: ComposerError) -> None:
+    console.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
+
+
+def _lost(out: object) -> OSError | None:
+    """Return why something could not be written to a guarded stream; None where everything could."""
+    if not isinstance(out, GuardedStream):  # there is none
+        return None
+    with contextlib.suppress(OSError):
+        out.flush()
+    return out.lost

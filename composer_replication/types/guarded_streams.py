@@ -8,34 +8,75 @@ Our own console (`observe.console`), which cleans what it prints itself, writes 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import IO, Any, TextIO, cast
 
 from composer_replication.types.plain_text import visible
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-_UP = re.compile(r"(?:\x1b\[A)+")
+_LINE_UP = "\x1b[A"
+_UP = re.compile(f"(?:{re.escape(_LINE_UP)})+")
 """How tqdm goes back to the bar above."""
+
+
+class _Recorded:
+    """A text stream that remembers why it could not be written."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self.lost: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_stream":  # of a copy that has nothing yet
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self.recorded():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self.recorded():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.lost = error
+            raise
 
 
 class GuardedStream:
     r"""A text stream that shows control characters as escapes.
 
-    A progress bar of a library may move: a line that begins with `\r` may contain more of them, and tqdm may go up from there.
+    A progress bar of a library may move: a line that begins with `\r` may contain more of them. tqdm may go down from such a
+    line, and back up as far: what was printed before the bars cannot be written over.
     """
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
+        self._stream = _Recorded(stream)
         self._is_bar: bool | None = None
         """The line that is being written began with a carriage return; None before its first character."""
+        self._below = 0
+        """Lines between the first of several bars and the one that is being written."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_stream":  # of a copy that has nothing yet
+            raise AttributeError(name)
         return getattr(self._stream, name)
+
+    @property
+    def lost(self) -> OSError | None:
+        """Why something could not be written; None where everything could."""
+        return self._stream.lost
 
     @property
     def rich_proxied_file(self) -> Any:
@@ -57,8 +98,10 @@ class GuardedStream:
             self.write(line)
 
     def _shown(self, text: str) -> str:
-        if self._is_bar and _UP.fullmatch(text):
+        if self._is_bar and _UP.fullmatch(text) and text.count(_LINE_UP) <= self._below:
+            self._below -= text.count(_LINE_UP)
             return text
+        goes_down = self._is_bar and not text.strip("\n")
         shown = []
         for number, line in enumerate(_COLOUR.sub("", text).split("\n")):
             if number:
@@ -66,6 +109,10 @@ class GuardedStream:
             if line and self._is_bar is None:
                 self._is_bar = line.startswith("\r")
             shown.append("\r".join(map(visible, line.split("\r"))) if self._is_bar else visible(line))
+        if goes_down:
+            self._below += len(text)
+        elif "\n" in text or self._is_bar is False:
+            self._below = 0
         return "\n".join(shown)
 
 

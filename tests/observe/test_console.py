@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -135,3 +136,28 @@ def test_markup_of_others_is_text() -> None:
     assert shown.count(hostile) == 2
     assert "[red]head" in shown
     assert "\x1b]8" not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["tasks", "list", "missing"], ["traces", "--help"]], ids=" ".join)
+def test_output_that_cannot_be_written_is_an_error_of_every_command(words):
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    unbuffered = ["-u"] if "--version" in words else []
+    run = [sys.executable, *unbuffered, "-c", "from composer_replication.cli import main; main()", *words]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(run, stdout=full, stderr=subprocess.PIPE, text=True, env=env, check=False)
+        assert subprocess.run(run, stdout=full, stderr=full, check=False).returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    if "missing" in words:  # it prints nothing
+        assert (done.returncode, "standard output" in done.stderr) == (3, False)
+    else:
+        assert done.returncode == 7
+        assert done.stderr == ("error: standard output cannot be written (No space left on device)\n  fix: send it elsewhere\n")
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with open(theirs, "wb") as unread:
+        done = subprocess.run(run, stdout=unread, stderr=subprocess.PIPE, text=True, env=env, check=False)
+    assert done.returncode == (3 if "missing" in words else 1)
+    assert "Traceback" not in done.stderr
+    assert "standard output" not in done.stderr

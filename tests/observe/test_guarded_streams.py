@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -171,6 +172,33 @@ def test_a_carriage_return_is_a_bars_only_at_the_start_of_a_line():
     guarded(narrow).write("é")
     narrow.flush()
     assert narrow.buffer.getvalue() == rb"\xe9"
+
+
+@pytest.mark.parametrize(
+    ("texts", "obeyed"),
+    [
+        (["\router", "\n", "\rinner", "\x1b[A", "\router", "\n\n", "\rthird", "\x1b[A\x1b[A"], 3),
+        (["error: disk full", "\n", "\r", "\x1b[A"], 0),
+        (["\rbar", "\n", "\r", "\x1b[A", "\x1b[A"], 1),
+        (["\rbar", "\n", "error", "\n", "\r", "\x1b[A"], 0),
+        (["\rbar", "\n", "error\n", "\r", "\x1b[A"], 0),
+        (["\rbar", "\n", "\n", "\r", "\x1b[A"], 0),
+        (["\rbar", "\n", "\r", "\x1b[A\x1b[A"], 0),
+        (["\rbar\n", "\r", "\x1b[A"], 0),
+    ],
+)
+def test_bars_go_up_as_far_as_they_went_down_and_never_over_what_was_printed_before(texts, obeyed):
+    out = io.StringIO(newline="")
+    stream = guarded(out)
+    for text in texts:
+        stream.write(text)
+    assert out.getvalue().count("\x1b[A") == obeyed
+
+
+def test_a_copy_of_a_stream_is_one():
+    out = io.StringIO()
+    copy.copy(guarded(out)).write("a\x1b")
+    assert out.getvalue() == r"a\x1b"
 
 
 def test_our_own_colours_and_bars_stay_and_those_of_others_do_not():

@@ -44,6 +44,10 @@ MARK = "0123456789abcdef"
         ("import re\nre.compile('a')\na.open()\nstack = []\nopen_ = 'open'", set()),
         ("import os.path\nfrom os import path\nimport os.path as p\nos.path.join('a', os.sep)", set()),
         ("import sys\nsys.maxsize\nimport io\nio.StringIO()\nfrom urllib.parse import quote", set()),
+        ("def compile(text):\n    return text\ncompile('a')\nfrom re import compile as eval\neval('a')", set()),
+        ("try:\n    from .files import open\nexcept ImportError:\n    class open: ...\nopen('x')", set()),
+        ("class Pattern:\n    def compile(self):\n        return compile('a')\nexec = exec", {"compile", "exec"}),
+        ("from builtins import eval\neval('x')", {"builtins"}),
         ("from .signal import x\nfrom collections import namedtuple", set()),
     ],
 )
