@@ -17,6 +17,8 @@ from composer_replication.languages.python.functions import find_functions
 from composer_replication.languages.python.instrument import instrument
 from composer_replication.sandbox import Tree, open_sandbox
 from composer_replication.sandbox.grading.programs import (
+    DRIVER,
+    RECORDER,
     Mutant,
     examine_programs,
     kills_of,
@@ -96,10 +98,9 @@ def test_an_answer_is_what_the_gold_code_did_and_nothing_besides(tmp_path, runne
 
 def test_texts_that_run_behind_each_other_define_no_name_twice():
     """They share one namespace in the sandbox: a constant of one must not take the place of another's."""
-    shared = ("literals", "steps/operators", "steps/shipping")
-    for last in (("steps/entered", "steps/recorder"), ("steps/calls", "steps/replay", "steps/mutants", "steps/driver")):
+    for modules in (RECORDER, DRIVER):
         seen: dict[str, str] = {}
-        for module in (*shared, *last):
+        for module in modules:
             for node in ast.parse((GRADING / f"{module}.py").read_text()).body:
                 targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
                 names = {t.id for target in targets if target for t in ast.walk(target) if isinstance(t, ast.Name)}

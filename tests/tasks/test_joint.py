@@ -169,7 +169,8 @@ def test_what_is_checked_and_kept_is_tried(built: Mapping[str, dict[frozenset[st
     tasks = built["colour"]
     assert [tasks[frozenset({name})].spec.hidden.weakness for name in sorted(HEX)] == ["", ""]
     kept = "arguments are checked, kept and given back in from_hex, to_hex"
-    assert tasks[frozenset(HEX)].spec.hidden.weakness == f"trivial bodies of several functions satisfy its held-out programs: {kept}"
+    weakness = tasks[frozenset(HEX)].spec.hidden.weakness
+    assert weakness == f"trivial bodies of several functions satisfy its held-out programs: {kept}"
     assert built["colour beside"][frozenset(HEX)].spec.hidden.weakness == ""
     alone, beside = ([built[project][frozenset({name})] for name in sorted(HEX)] for project in ("colour", "colour beside"))
     refused = join_tasks(alone, tmp_path / "alone", sandbox=open_sandbox(), python=Path(sys.executable))

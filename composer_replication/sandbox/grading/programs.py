@@ -19,11 +19,13 @@ Step: TypeAlias = dict[str, Any]
 Steps: TypeAlias = Sequence[tuple[int, Step]]
 """A program: each step with the number by which later ones name its result."""
 
-_DRIVER = (
+DRIVER = (
     "literals",
     *(f"steps/{name}" for name in ("operators", "shipping", "calls", "replay", "kept", "mutants", "driver")),
 )
 """Modules whose texts are the program in the sandbox."""
+RECORDER = ("literals", *(f"steps/{name}" for name in ("operators", "shipping", "harness", "entered", "passed_on", "recorder")))
+"""Modules whose texts record what tests do."""
 _CPU_S, _WALL_S = 2.0, 10.0
 """Limits of one program when it judges."""
 _GOLD_CPU_S, _GOLD_WALL_S = 0.5, 3.0
@@ -51,7 +53,7 @@ def record_steps(
     Raises:
         SandboxError: the sandbox broke.
     """
-    texts = [text_of(name) for name in ("literals", "steps/operators", "steps/shipping", "steps/entered", "steps/recorder")]
+    texts = [text_of(name) for name in RECORDER]
     run, seen = runner.run_observed(tree, {"programs": texts, "options": {"sources": list(sources)}}, tests)
     found = seen or {"steps": [], "facts": []}
     facts = [(test, touching, kind) for test, touching, kind in found["facts"]]
@@ -180,5 +182,5 @@ def _ask(
     """Do programs over the tree without its tests, which say what some of them are to answer."""
     limits = {"cpu_s": _GOLD_CPU_S, "wall_s": _GOLD_WALL_S} if gold else {"cpu_s": _CPU_S, "wall_s": _WALL_S}
     env = {"PYTHONHASHSEED": str(hash_seed)} if hash_seed else {}
-    result, answer = runner.ask(without_tests(tree), program_of(*_DRIVER), {**request, **limits}, env, judged=not gold)
+    result, answer = runner.ask(without_tests(tree), program_of(*DRIVER), {**request, **limits}, env, judged=not gold)
     return result.ending, answer if isinstance(answer, list) else None

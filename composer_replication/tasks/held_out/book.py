@@ -30,6 +30,7 @@ from composer_replication.sandbox.protocol import Ending, Tree
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.held_out.expected_errors import ExpectedErrors
 from composer_replication.tasks.held_out.inverted import make_anti_tests
+from composer_replication.tasks.held_out.iterators import read_again, uses_of
 from composer_replication.tasks.held_out.slices import RecordedProgram, needs, programs_of
 from composer_replication.tasks.held_out.variations import Variations
 from composer_replication.tasks.sources.layout import RepositoryLayout
@@ -329,15 +330,11 @@ def _does_nothing_new(steps: Steps, seen: Mapping[str, Any], parent: Steps, pare
     Nor may an iterator be read more often: work that gives a list instead would answer otherwise.
     """
     lines, known = ({(path, line) for path, line in found["lines"]} for found in (seen, parent_seen))
-    if not lines <= known or any(_uses(steps, number) > _uses(parent, number) for number in seen["iterators"]):
+    if not lines <= known or any(uses_of(steps, number) > uses_of(parent, number) for number in seen["iterators"]):
         return False
     raised = {number: answer for (number, _), answer in zip(parent, parent_seen["answers"], strict=True) if answer[0] == "raises"}
     pairs = zip(steps, seen["answers"], strict=True)
     return all(answer[0] != "raises" or raised.get(number, [0, 0])[1] == answer[1] for (number, _), answer in pairs)
-
-
-def _uses(steps: Steps, number: int) -> int:
-    return sum(number in needs(step) for _, step in steps)
 
 
 def _observed(
@@ -349,6 +346,8 @@ def _observed(
         return None
     answers = zip(*(one["answers"] for one in done), strict=True)
     expected = [same[0] if all(one == same[0] for one in same) and _counts(same[0], errors) else None for same in answers]
+    again = read_again(steps, done[0]["iterators"])
+    expected = [None if read else answer for answer, read in zip(expected, again, strict=True)]
     kept = _needed(steps, expected)
     lines: dict[str, list[int]] = defaultdict(list)
     for path, line in done[0]["lines"]:

@@ -130,7 +130,7 @@ class Variations:
         slots = [slot for _, step in where for slot in _slots(step)]
         longer = [(holder, key, grown(self._filled(place, holder[key]), self.rng)) for place, holder, key in slots]
         longer = [(holder, key, new) for holder, key, new in longer if new != holder[key]]
-        calls = [step for _, step in where if _called(step) in self.open_ended and step.get("args")]
+        calls = [step for _, step in where if _called(step) in self.open_ended and step.get("args") and "asks" not in step]
         if not longer and not calls:
             return False
         if calls and (not longer or self.rng.random() < _ARGUMENTS):
@@ -224,7 +224,8 @@ def _with_another_argument(steps: Sequence[tuple[int, Step]], palette: Palette, 
 def _with_word_renamed(steps: Steps, where: Steps, rng: random.Random) -> bool:
     """Rename one word or number of the arguments of the steps `where` in all steps, and say whether there was one: what is equal,
     part of something or a key of it stays so."""
-    words = sorted({word for _, step in where for holder, key in _arguments(step) for word in words_of(holder[key])})
+    of_the_project = (step for _, step in where if "asks" not in step)
+    words = sorted({word for step in of_the_project for holder, key in _arguments(step) for word in words_of(holder[key])})
     if not words:
         return False
     old = rng.choice(words)
@@ -249,7 +250,7 @@ def _called(step: Step) -> str:
 
 def _with_operands_exchanged(steps: Sequence[tuple[int, Step]], rng: random.Random) -> bool:
     """Exchange the operands of one operator, and say whether there was one: what is less one way is not the other way round."""
-    found = [step for _, step in steps if step["do"] == "operator" and step["name"] in _TWO_SIDED]
+    found = [step for _, step in steps if step["do"] == "operator" and step["name"] in _TWO_SIDED and "asks" not in step]
     if found:
         rng.choice(found)["args"].reverse()
     return bool(found)
@@ -261,7 +262,10 @@ def _shaped(text: str) -> str:
 
 
 def _slots(step: Step) -> list[tuple[str, Any, Any]]:
-    """Return the places of a step's plain arguments: a name of the place, and the holder and key of the value."""
+    """Return the places of a step's plain arguments: a name of the place, and the holder and key of the value. There are none
+    where a text of any form is asked something: what else might be asked of it is no promise."""
+    if "asks" in step:
+        return []
     what = step["do"] if step["do"] in ("value", "iterator") else f"{step['do']} {step.get('name', step.get('of'))}"
     return [(f"{what} {key}", holder, key) for holder, key in _arguments(step) if _is_plain(holder[key])]
 

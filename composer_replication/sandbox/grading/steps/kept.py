@@ -7,8 +7,9 @@ The text of this module runs behind that of `steps.replay` and in front of `step
 from __future__ import annotations
 
 import builtins
+import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import CodeType, FrameType, FunctionType
@@ -31,16 +32,16 @@ class Kept:
     """What the calls of some functions have kept."""
 
     def __init__(self) -> None:
-        self.functions: list[FunctionType] = []
+        self.functions: dict[CodeType, FunctionType] = {}
         self.checking = False
         self.by_object: dict[int, tuple[object, Any]] = {}
         """The objects that stand for something kept, and what that is, by their `id`."""
         self.answer: Any = None
         self.given_back = 0
 
-    def prepare(self, functions: Iterable[FunctionType]) -> None:
-        """Provide the built-in functions that the bodies of these functions call."""
-        self.functions, self.given_back = list(functions), 0
+    def prepare(self, functions: Mapping[CodeType, FunctionType]) -> None:
+        """Provide what other bodies call: those of these functions, by their code, and of functions that are made from now on."""
+        self.functions, self.given_back = dict(functions), 0
         vars(builtins).update({CHECKED: lambda: self.answers(sys._getframe(1)), _KEPT: lambda: self.answer})
 
     def answers(self, frame: FrameType) -> bool:
@@ -50,16 +51,17 @@ class Kept:
         The gold code runs in a fork, so that nothing but what it raises is known.
         """
         code, values = frame.f_code, frame.f_locals
-        function = next((one for one in self.functions if one.__code__ is code), None)
-        if self.checking or function is None or code.co_flags & _LATER:
+        if self.checking or code.co_flags & _LATER:
             return False
+        if code not in self.functions:
+            self.functions[code] = next(one for one in gc.get_referrers(code) if isinstance(one, FunctionType))
         names = code.co_varnames[: code.co_argcount]
         for name in names:
             if id(values[name]) in self.by_object:
                 self.answer = self.by_object[id(values[name])][1]
                 self.given_back += 1
                 return True
-        call = partial(self.checked, function, *arguments_of(code, values))
+        call = partial(self.checked, self.functions[code], *arguments_of(code, values))
         kind = in_fork(lambda: kind_of_result(call), cpu_s=_CHECK_CPU_S, wall_s=_CHECK_WALL_S)
         if kind is None:
             self.answer = call()

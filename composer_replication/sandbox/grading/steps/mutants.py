@@ -45,8 +45,8 @@ def lines_of(place: str) -> list[bytes]:
 
 
 def lines_with(body: dict[str, Any], lines: Sequence[bytes], gold: CodeType) -> list[bytes]:
-    """Return the lines of a function with another body in the place of its own, or in front of that: for every call; where the
-    answers to `known` calls are given as by heart, for all other calls; and where it checks its arguments, for those that pass."""
+    """Return the lines of a function with another body in the place of its own, or in front of that: for every call; where
+    the answers to `known` calls are given as by heart, for all others; and where it checks its arguments, for those that pass."""
     text, own = body["text"], lines[body["first_line"] - 1 : body["last_line"]]
     conditions = [f"{_UNKNOWN}()"] * (body["known"] is not None) + [f"{CHECKED}()"] * is_keeping(body)
     if not conditions:
@@ -216,23 +216,24 @@ class Mutants:
         """Return the first `most` of the numbers whose programs kill a mutant."""
         set_known_calls(bodies)
         functions: list[FunctionType] = []
-        codes: list[CodeType | None] = []
+        codes: list[CodeType] = []
         for body in bodies:
             found = self.find(body["path"], body["qualname"])
             lines = lines_of(place_of(body))
+            other = [code_with(body, lines, function.__code__) for function in found]
+            if not found or None in other:
+                return self.kills_in_files(bodies, numbers, most)
             functions += found
-            codes += [code_with(body, lines, function.__code__) for function in found] or [None]
-        if None in codes:
-            return self.kills_in_files(bodies, numbers, most)
-        self.kept.prepare(functions)
+            codes += filter(None, other)
+        self.kept.prepare(dict(zip(codes, functions, strict=True)))
 
         def kills(number: int) -> bool:
             with swapped(functions, codes):
                 wrong = self.is_wrong(number, self.mutant_cpu_s[number])
             return wrong and self.holds(number)
 
-        found = list(itertools.islice(filter(kills, numbers), most))
-        return list(itertools.islice(filter(self.holds, numbers), most)) if self.keeps_nothing(bodies, found) else found
+        killing = list(itertools.islice(filter(kills, numbers), most))
+        return list(itertools.islice(filter(self.holds, numbers), most)) if self.keeps_nothing(bodies, killing) else killing
 
     def keeps_nothing(self, bodies: Sequence[dict[str, Any]], found: Sequence[int]) -> bool:
         """Return whether no program of those that were tried asked bodies that keep something to give it back. Then they are no
@@ -255,12 +256,10 @@ class Mutants:
         forget_tree()
         replace_bodies(bodies)
         set_known_calls(())  # what a module calls when it is imported, it calls for every test
+        self.kept.prepare({})
         programs = [self.programs[number] for number in numbers]
         import_modules(programs)
         set_known_calls(bodies)
-        names = {(place_of(body), body["qualname"]) for body in bodies}
-        functions = [one for one in gc.get_objects() if isinstance(one, FunctionType)]
-        self.kept.prepare(one for one in functions if (one.__code__.co_filename, one.__code__.co_qualname) in names)
         wanted = self.imported & {*modules_of([list(map(list, program)) for program in programs])}
         if knows_calls(bodies) and not wanted <= sys.modules.keys():
             return []

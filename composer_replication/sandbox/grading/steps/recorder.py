@@ -1,11 +1,13 @@
 """Recorder of what tests do with a project's objects: steps over handles, which can be done again without the tests.
 
-Its text runs in a sandbox as an observer of `pytest_driver`, behind those of `literals`, `operators`, `shipping` and `entered`,
-while test files run that `languages.python.instrument` has rewritten. A handle is the number of the step that made an object.
-What happens inside a recorded step is not recorded: the project's own calls are not part of its interface.
+Its text runs in a sandbox as an observer of `pytest_driver`, behind those of `literals`, `operators`, `shipping`, `harness`,
+`entered` and `passed_on`, while test files run that `languages.python.instrument` has rewritten. A handle is the number of the
+step that made an object. What happens inside a recorded step is not recorded: the project's own calls are not part of its
+interface.
 
-A step is a mapping: `do` says what, `unused` that the test does not look at the result. For the host stand beside it, in `facts`:
-the test, whether the project is touched, and the class of the result where it is the project's.
+A step is a mapping: `do` says what, `unused` that the test does not look at the result, `asks` that it asks a text of any form
+something. For the host stand beside it, in `facts`: the test, whether the project is touched, and the class of the result where
+it is the project's.
 """
 
 from __future__ import annotations
@@ -25,23 +27,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from composer_replication.sandbox.grading.literals import MOST_ITEMS, Unwritable, encode_argument, name_of
     from composer_replication.sandbox.grading.steps.entered import Entered, Expecting, pattern_of
+    from composer_replication.sandbox.grading.steps.harness import EXPECTING, HARNESS, JUDGES, is_case
     from composer_replication.sandbox.grading.steps.operators import operate
+    from composer_replication.sandbox.grading.steps.passed_on import PassedOn
     from composer_replication.sandbox.grading.steps.shipping import Shipper
 
 _MOST_STEPS, _MOST_OUTSIDE, _MOST_IN_ALL = 120, 20_000, 60_000
 """Limits on the steps of one test, of what is outside of any (test files make their parameters when they are imported), and of
 all."""
-_HARNESS = frozenset({"pytest", "_pytest", "unittest", "hypothesis", "mock"})
-"""Modules whose functions judge or generate: what they do is not the project's."""
-_JUDGES = {
-    "assertEqual": "eq", "assertNotEqual": "ne", "assertIn": "in", "assertNotIn": "not in", "assertLess": "lt",
-    "assertLessEqual": "le", "assertGreater": "gt", "assertGreaterEqual": "ge", "assertListEqual": "eq", "assertDictEqual": "eq",
-    "assertSetEqual": "eq", "assertTupleEqual": "eq", "assertSequenceEqual": "eq", "assertCountEqual": "eq",
-    "assertIs": "is_", "assertIsNot": "is_not", "assertAlmostEqual": "eq", "assertTrue": "truth", "assertFalse": "truth",
-}  # fmt: skip
-"""Methods of unittest -> the operator by which they look at their operands."""
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-_EXPECTING = frozenset({"raises", "assertRaises", "assertRaisesRegex", "warns", "assertWarns"})
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
 _MUTABLE = (list, dict, set, bytearray)
 _ANSWER_PRIVATE = frozenset({"builtins:id", "builtins:hash", "_pickle:dumps", "pickle:dumps", "marshal:dumps"})
@@ -64,6 +58,7 @@ class Recorder:
         self.thread = threading.get_ident()
         self.inside = 0
         self.shipper = Shipper(self.reference)
+        self.passed_on = PassedOn()
 
     # --- whose is what ---
 
@@ -76,7 +71,7 @@ class Recorder:
             file = getattr(sys.modules.get(module), "__file__", None) or ""
             inside = file.startswith(self.root) and file.endswith(".py")
             place = ("source" if file in self.sources else "test") if inside else ""
-            self.places[module] = place = "harness" if module.partition(".")[0] in _HARNESS else place
+            self.places[module] = place = "harness" if module.partition(".")[0] in HARNESS else place
         return place
 
     def place(self, value: Any) -> str:
@@ -115,7 +110,7 @@ class Recorder:
         """Encode what is known by a handle, a module, what stands in one, or what a test defines; a container becomes known when
         it is first passed."""
         if type(value) in _PLAIN:
-            return None
+            return self.passed_on.reference(value)
         handle = self.handles.get(id(value))
         if handle is not None:
             return ["step", handle]
@@ -125,7 +120,9 @@ class Recorder:
 
     def inner(self, value: Any) -> list[Any] | None:
         """Encode a part of a container: other than `reference`, no container of its own becomes known."""
-        handle = None if type(value) in _PLAIN else self.handles.get(id(value))
+        if type(value) in _PLAIN:
+            return self.passed_on.reference(value)
+        handle = self.handles.get(id(value))
         if handle is not None:
             return ["step", handle]
         if isinstance(value, types.ModuleType):
@@ -161,7 +158,8 @@ class Recorder:
         known = type(result) in _PLAIN or (type(result) is tuple and not result)
         kind = "" if known or self.place(result) not in ("source", "test") else type(result).__qualname__
         self.facts.append((test, touching, kind))
-        if not known and id(result) not in self.handles and not (isinstance(result, type) and name_of(result)):
+        again = step.get("of") == ["named", "builtins:iter"]  # that is another object where other work gives a list
+        if not known and (again or id(result) not in self.handles) and not (isinstance(result, type) and name_of(result)):
             self.handles[id(result)] = len(self.steps) - 1
             self.kept.append(result)
             if touching:
@@ -182,7 +180,8 @@ class Recorder:
         if self.idle() or self.full(self.test()):
             return do()
         touching = self.touches(operands)
-        step = self.attempt(make) if touching or any(type(value) not in _PLAIN for value in operands) else None
+        known = touching or self.passed_on.follows(operands) or any(type(value) not in _PLAIN for value in operands)
+        step = self.attempt(make) if known else None
         if step is None:
             return do()
         if touching:
@@ -195,8 +194,12 @@ class Recorder:
             raise
         finally:
             self.inside -= 1
-        self.attempt(lambda: self.add(step, touching, result))
+        self.attempt(lambda: self.add_result(step, touching, operands, result))
         return result
+
+    def add_result(self, step: dict[str, Any], touching: bool, operands: tuple[Any, ...], result: Any) -> None:
+        own = touching and any(type(value) not in _PLAIN and self.is_projects(value) for value in operands)
+        self.passed_on.note(self.add(step, touching, result), operands, result, own=own, touching=touching)
 
     def attempt(self, make: Callable[[], Any]) -> Any:
         """Return what `make` returns, or None where something cannot be written down."""
@@ -219,7 +222,7 @@ class Recorder:
     def called(self, function: Any, args: tuple[Any, ...], named: dict[str, Any], *, used: bool) -> Any:
         place = "" if self.idle() else self.place(function)
         helper = place == "test" and isinstance(function, types.FunctionType | types.MethodType)
-        if helper or place == "harness" or self.is_case(function):
+        if helper or place == "harness" or is_case(function):
             return function(*args, **named)  # what a helper of the tests does is recorded itself
         return self.note(
             lambda: self.step("call", function, args, named, used),
@@ -249,9 +252,9 @@ class Recorder:
             if self.place(owner) == "harness":
                 return function(*self.expecting(name, args), **named)
             return self.called(function, args, named, used=used)
-        if self.is_case(type(owner)):
-            if name in _JUDGES:
-                self.judged(_JUDGES[name], args)
+        if is_case(type(owner)):
+            if name in JUDGES:
+                self.judged(JUDGES[name], args)
             if self.place(function) == "harness":
                 return function(*self.expecting(name, args), **named)
             return self.called(function, args, named, used=used)
@@ -263,16 +266,9 @@ class Recorder:
 
         return self.note(make, lambda: function(*args, **named), (owner, *args, *named.values()))
 
-    @staticmethod
-    def is_case(value: Any) -> bool:
-        """Return whether a class is a unittest.TestCase, without importing unittest."""
-        return isinstance(value, type) and any(
-            c.__name__ == "TestCase" and c.__module__ == "unittest.case" for c in value.__mro__
-        )
-
     def expecting(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Have `raises(Error, function, ...)` call the function through the recorder."""
-        if name not in _EXPECTING or len(args) < 2 or not callable(args[1]):
+        if name not in EXPECTING or len(args) < 2 or not callable(args[1]):
             return args
         function = args[1]
         return (args[0], lambda *given, **named: self.call(function, *given, **named), *args[2:])
@@ -283,13 +279,17 @@ class Recorder:
             self.truth(operands[0]) if how == "truth" else self.operator(how, *operands[:2])
 
     def attribute(self, owner: Any, name: str, /) -> Any:
-        if self.idle() or isinstance(owner, types.ModuleType) or self.is_case(type(owner)) or not self.touches((owner,)):
+        if self.idle() or isinstance(owner, types.ModuleType) or is_case(type(owner)) or not self.touches((owner,)):
             return getattr(owner, name)
         make = lambda: {"do": "attribute", "of": self.written(owner), "name": name}  # noqa: E731
         return self.note(make, lambda: getattr(owner, name), (owner,))
 
     def operator(self, name: str, /, *operands: Any) -> Any:
-        if self.idle() or not self.touches(operands) or (name in ("setattr", "delattr") and self.is_case(type(operands[0]))):
+        touching, followed = self.touches(operands), [value for value in operands if self.passed_on.follows((value,))]
+        if self.idle() or not (touching or followed) or is_case(type(operands[0])):
+            return operate(name, *operands)
+        if name in _COMPARISONS and not touching and len(followed) < len(operands):
+            self.passed_on.look(followed)
             return operate(name, *operands)
         if name in _COMPARISONS and self.looked(operands):
             return operate(name, *operands)
@@ -314,6 +314,7 @@ class Recorder:
         return value
 
     def items(self, values: Any, /) -> Any:
+        self.passed_on.look((values,))
         if self.idle() or not self.touches((values,)):
             return values
         if type(values) in (list, tuple):
@@ -389,6 +390,7 @@ def start(options: dict[str, Any]) -> Callable[[], dict[str, Any]]:
 
     def stop() -> dict[str, Any]:
         recorder.inside += 1
+        recorder.passed_on.settle(recorder.steps, recorder.facts)
         return {"steps": recorder.steps, "facts": recorder.facts}
 
     return stop

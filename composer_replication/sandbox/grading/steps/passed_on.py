@@ -1,0 +1,123 @@
+"""Which results of the project a test only passes on to the project, or asks for no more than a property: their form is no
+promise, such as that of a signature.
+
+The text of this module runs inside a sandbox, in front of that of `steps.recorder`. A text is known by its identity, as other
+objects are, where it is long enough to be no word of the test's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_TEXTS = (str, bytes)
+_SHORTEST = 8
+"""Characters or bytes of a text that is followed."""
+_PLAIN_CONTAINERS = (list, tuple, dict, set, frozenset, bytearray)
+_PROPERTIES = (bool, int, float, type(None), type)
+"""Classes of what a step tells of a text that is followed: the text need not be the gold code's for it."""
+
+
+class PassedOn:
+    """Follows the results of steps."""
+
+    def __init__(self) -> None:
+        self.texts: dict[int, int] = {}
+        """The steps that gave the texts that are followed, by `id`."""
+        self.kept: list[Any] = []
+        self.plain: set[int] = set()
+        """Steps of the project's that give plain data."""
+        self.own: set[int] = set()
+        """Steps that the project's code takes."""
+        self.looking: set[int] = set()
+        """Steps that tell the form of what they are given."""
+        self.looked: set[int] = set()
+        """Steps whose results a test compares."""
+        self.asking: set[int] = set()
+        """Steps that are worth recording for a text that is followed alone."""
+
+    def follows(self, values: Iterable[Any]) -> bool:
+        """Return whether one of the values is a text that is followed."""
+        return any(type(value) in _TEXTS and id(value) in self.texts for value in values)
+
+    def reference(self, value: Any) -> list[Any] | None:
+        """Encode a text that is followed by the step that gave it; None for anything else."""
+        number = self.texts.get(id(value)) if type(value) in _TEXTS else None
+        return None if number is None else ["step", number]
+
+    def look(self, values: Iterable[Any]) -> None:
+        """Note that a test compares texts or reads them character by character."""
+        self.looked.update(self.texts[id(value)] for value in values if self.follows((value,)))
+
+    def note(self, number: int, operands: Iterable[Any], result: Any, *, own: bool, touching: bool) -> None:
+        """Note a step with what it was given and what it gave; whether the project's code took it, and whether it touches the
+        project without the texts that are followed."""
+        text = type(result) in _TEXTS
+        if text and any(result is operand for operand in operands):
+            return  # it has been known before, or is the test's
+        if text and len(result) >= _SHORTEST and (own or self.follows(operands)):
+            self.texts.setdefault(id(result), number)
+            self.kept.append(result)
+        elif not own and not text and not (type(result) in _PROPERTIES and self.follows(operands)):
+            self.looking.add(number)
+        if not touching and self.follows(operands):
+            self.asking.add(number)
+        if own:
+            self.own.add(number)
+            if id(result) in self.texts or type(result) in _PLAIN_CONTAINERS:
+                self.plain.add(number)
+
+    def settle(self, steps: list[dict[str, Any]], facts: list[tuple[str, bool, str]]) -> None:
+        """Mark the steps whose plain results are passed on and never looked at as unused, write the texts of all others in the
+        places of references to them, and have steps that ask something of the former touch the project."""
+        looked = self.all_looked(steps)
+        values = {number: text for text in self.kept if (number := self.texts[id(text)]) in looked}
+        used = {needed for step in steps for needed in numbers_in(step)}
+        followed = {*self.texts.values(), *self.plain}
+        for number, step in enumerate(steps):
+            if number in followed - looked and number in used:
+                step["unused"] = True
+            if number in self.asking and not looked.issuperset(numbers_in(step)):
+                facts[number] = (facts[number][0], True, facts[number][2])
+                step["asks"] = True
+            steps[number] = filled(step, values)
+
+    def all_looked(self, steps: list[dict[str, Any]]) -> set[int]:
+        """Return the steps whose results a test looks at, also in a container. A text made of another stands for itself."""
+        found, whole = set[int](), self.own.union(self.texts.values())
+        pending = [*self.looked]
+        for number, step in enumerate(steps):
+            if number in self.looking or step["do"] in ("look", "items"):
+                pending += numbers_in(step)
+        while pending:
+            number = pending.pop()
+            if number not in found:
+                found.add(number)
+                pending += [] if number in whole else numbers_in(steps[number])
+        return found
+
+
+def numbers_in(written: Any) -> Iterator[int]:
+    """Yield the numbers of the steps that a step refers to."""
+    match written:
+        case ["step", int(number)]:
+            yield number
+        case list():
+            for item in written:
+                yield from numbers_in(item)
+        case dict():
+            for item in written.values():
+                yield from numbers_in(item)
+
+
+def filled(written: Any, values: dict[int, Any]) -> Any:
+    """Return a step with texts in the places of references to the steps that gave them."""
+    match written:
+        case ["step", int(number)] if number in values:
+            value = values[number]
+            return value if isinstance(value, str) else ["bytes", value.hex()]
+        case list():
+            return [filled(item, values) for item in written]
+        case dict():
+            return {name: filled(item, values) for name, item in written.items()}
+    return written

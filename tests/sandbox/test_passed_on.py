@@ -1,0 +1,143 @@
+"""What tests only pass on to the project is not compared, and what they ask of it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from composer_replication.sandbox.grading.steps.passed_on import PassedOn
+
+
+class Project:
+    """An object of the project's."""
+
+
+class Run:
+    """Steps as a recorder writes them: `dumps` gives a text, other steps are made of references to it."""
+
+    def __init__(self) -> None:
+        self.passed_on = PassedOn()
+        self.steps: list[dict[str, Any]] = []
+        self.facts: list[tuple[str, bool, str]] = []
+        self.project = Project()
+
+    def step(self, do: str, operands: tuple[Any, ...], result: Any, *, own: bool = False, touching: bool = False) -> Any:
+        args = [self.passed_on.reference(operand) or operand for operand in operands if operand is not self.project]
+        self.steps.append({"do": do, "args": args})
+        self.facts.append(("test", touching, ""))
+        self.passed_on.note(len(self.steps) - 1, operands, result, own=own, touching=touching)
+        return result
+
+    def own(self, operands: tuple[Any, ...], result: Any) -> Any:
+        return self.step("call", (self.project, *operands), result, own=True, touching=True)
+
+    def settled(self) -> list[dict[str, Any]]:
+        self.passed_on.settle(self.steps, self.facts)
+        return self.steps
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+def token(length: int = 20) -> str:
+    """Return a text that is no constant."""
+    return "".join(chr(97 + at % 26) for at in range(length))
+
+
+def test_what_is_passed_on_alone_is_not_compared(run: Run) -> None:
+    text = run.own((1,), token())
+    run.own((text,), 1)
+    dumps, loads = run.settled()
+    assert dumps.get("unused")
+    assert loads == {"do": "call", "args": [["step", 0]]}
+
+
+def test_what_no_step_uses_is_compared(run: Run) -> None:
+    run.own((1,), token())
+    assert run.settled() == [{"do": "call", "args": [1]}]
+
+
+def test_what_is_compared_stands_for_itself(run: Run) -> None:
+    text = run.own((1,), token())
+    run.passed_on.look((text, "literal"))
+    run.own((text,), 1)
+    assert run.settled() == [{"do": "call", "args": [1]}, {"do": "call", "args": [token()]}]
+
+
+def test_bytes_that_are_compared_are_written_as_such(run: Run) -> None:
+    data = run.own((1,), token().encode())
+    run.passed_on.look((data,))
+    run.own((data,), 1)
+    assert run.settled()[1] == {"do": "call", "args": [["bytes", token().encode().hex()]]}
+
+
+@pytest.mark.parametrize("answer", [True, 20, None, 1.5])
+def test_a_property_is_asked_of_any_text(run: Run, answer: Any) -> None:
+    text = run.own((1,), token())
+    run.step("method", (text, "v1."), answer)
+    dumps, asks = run.settled()
+    assert dumps.get("unused")
+    assert asks == {"do": "method", "args": [["step", 0], "v1."], "asks": True}
+    assert run.facts[1][1], "it is a step of the program"
+
+
+def test_a_property_of_a_text_that_is_compared_is_none(run: Run) -> None:
+    text = run.own((1,), token())
+    run.step("method", (text, "v1."), True)
+    run.passed_on.look((text,))
+    dumps, asks = run.settled()
+    assert "unused" not in dumps
+    assert "asks" not in asks
+    assert not run.facts[1][1]
+
+
+def test_what_is_made_of_a_text_is_passed_on_too(run: Run) -> None:
+    text = run.own((1,), token())
+    tampered = run.step("operator", (text, "x"), token() + "x")
+    run.own((tampered,), None)
+    dumps, add, loads = run.settled()
+    assert dumps.get("unused")
+    assert add.get("unused")
+    assert loads["args"] == [["step", 1]]
+
+
+def test_what_is_compared_of_what_is_made_of_a_text_says_nothing_else_of_it(run: Run) -> None:
+    text = run.own((1,), token())
+    start = run.step("operator", (text, 10), token(10))
+    run.passed_on.look((start,))
+    dumps, part = run.settled()
+    assert dumps.get("unused")
+    assert part == {"do": "operator", "args": [["step", 0], 10], "asks": True}
+
+
+def test_data_that_is_read_from_a_text_tells_its_form(run: Run) -> None:
+    text = run.own((1,), token())
+    run.step("method", (text, "."), ["a", "b"])
+    dumps, split = run.settled()
+    assert "unused" not in dumps
+    assert split["args"] == [token(), "."]
+
+
+def test_a_container_that_is_passed_on_alone_is_not_compared(run: Run) -> None:
+    run.own((1,), ["a", "b"])
+    run.steps.append({"do": "call", "args": [["step", 0]]})
+    run.facts.append(("test", True, ""))
+    run.passed_on.note(1, (run.project,), 5, own=True, touching=True)
+    assert run.settled()[0].get("unused")
+
+
+def test_a_container_that_is_looked_at_is_compared(run: Run) -> None:
+    run.own((1,), ["a", "b"])
+    run.steps.append({"do": "look", "of": ["step", 0]})
+    run.facts.append(("test", True, ""))
+    assert "unused" not in run.settled()[0]
+
+
+def test_a_short_text_and_the_tests_own_are_no_results(run: Run) -> None:
+    given = token()
+    assert run.own((given,), given) is given
+    run.own((1,), token(7))
+    assert run.passed_on.texts == {}
