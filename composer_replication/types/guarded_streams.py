@@ -25,7 +25,7 @@ _UP = re.compile(f"(?:{re.escape(_LINE_UP)})+")
 """How tqdm goes back to the bar above."""
 
 
-class _Recorded:
+class _Remembering:
     """A text stream that remembers why it could not be written."""
 
     def __init__(self, stream: IO[str]) -> None:
@@ -62,7 +62,7 @@ class GuardedStream:
     """
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream = _Recorded(stream)
+        self._stream = _Remembering(stream)
         self._is_bar: bool | None = None
         """The line that is being written began with a carriage return; None before its first character."""
         self._below = 0
