@@ -7,7 +7,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from suite import build_methods, build_task  # beside this file
+from once import made_once  # of tests/tools
+from suite import build_methods, build_task, tasks_by_name  # beside this file
 
 from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.tasks.store import Task
@@ -15,12 +16,12 @@ from composer_replication.tasks.store import Task
 
 @pytest.fixture(scope="session")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    return build_task(tmp_path_factory.mktemp("attack"))
+    return tasks_by_name(made_once(tmp_path_factory, "attack", build_task) / "till-tasks")["discounted"]
 
 
 @pytest.fixture(scope="session")
 def methods(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
-    return build_methods(tmp_path_factory.mktemp("methods"))
+    return tasks_by_name(made_once(tmp_path_factory, "methods", build_methods) / "hamper-tasks")
 
 
 @pytest.fixture(scope="session")

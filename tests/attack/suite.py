@@ -43,7 +43,12 @@ def build_all(project: Path, files: Mapping[str, str]) -> dict[str, Task]:
         (project / path).write_text(text)
     tasks = project.with_name(f"{project.name}-tasks")
     build_tasks(str(project), tasks, BuildOptions(task_timeout_s=10.0))
-    return {task.spec.deleted[0].qualname: task for task in load_tasks(tasks)}
+    return tasks_by_name(tasks)
+
+
+def tasks_by_name(folder: Path) -> dict[str, Task]:
+    """The tasks of a folder by the name of what is deleted."""
+    return {task.spec.deleted[0].qualname: task for task in load_tasks(folder)}
 
 
 @contextmanager

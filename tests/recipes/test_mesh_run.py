@@ -29,17 +29,18 @@ from composer_replication.trainer.run_context import RunContext
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "teachers"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+from once import made_once
 from teacher_server import Reply, TeacherServer
 from test_step_rewards import write_prm
 from wire_servers import Backend, WireServer
-from world import make_world, name_teachers, run_text
+from world import make_world, name_teachers, run_text, world_at
 
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     path = root / "run.toml"
-    path.write_text(run_text(make_world(root / "world")))
+    path.write_text(run_text(world_at(made_once(tmp_path_factory, "world", make_world))))
     return path
 
 

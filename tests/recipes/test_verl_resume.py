@@ -20,7 +20,8 @@ from composer_replication.trainer.report import train
 from composer_replication.types.errors import BackendError, CheckpointError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
-from world import make_world, run_text
+from once import made_once
+from world import make_world, run_text, world_at
 
 pytestmark = pytest.mark.slow  # tasks are built for it
 
@@ -31,7 +32,7 @@ class BeganError(BackendError):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("world"))
+    return world_at(made_once(tmp_path_factory, "world", make_world))
 
 
 @pytest.fixture

@@ -10,12 +10,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "teachers"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "loss"))
-from world import World, make_world, run_text  # beside this file
+from once import made_once  # of tests/tools
+from world import World, make_world, run_text, world_at  # beside this file
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_world(tmp_path_factory.mktemp("world"))
+    return world_at(made_once(tmp_path_factory, "world", make_world))
 
 
 @pytest.fixture

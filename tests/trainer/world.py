@@ -35,7 +35,7 @@ class World:
 
 
 def make_world(root: Path) -> World:
-    torch.set_num_threads(1)
+    world = world_at(root)
     options = BuildOptions(packages=("harbour/cargo.py",), max_tasks=6)
     made = build_tasks(str(project_path("harbour")), root / "built", options)
     for part, names in (("train", made.tasks[:4]), ("held_out", made.tasks[4:])):
@@ -44,7 +44,13 @@ def make_world(root: Path) -> World:
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer, 0, hidden=32, layers=2)
     imitate(model, ChatRenderer(tokenizer), steps=60, seed=0, batch_size=4)
-    save_policy(model, tokenizer, root / "policy")
+    save_policy(model, tokenizer, world.policy)
+    return world
+
+
+def world_at(root: Path) -> World:
+    """The world that `make_world` has made there, and this process on one thread."""
+    torch.set_num_threads(1)
     return World(tasks=root / "train", held_out=root / "held_out", policy=root / "policy")
 
 
