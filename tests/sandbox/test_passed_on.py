@@ -136,6 +136,14 @@ def test_a_container_that_is_looked_at_is_compared(run: Run) -> None:
     assert "unused" not in run.settled()[0]
 
 
+def test_a_container_that_a_text_is_made_of_is_compared(run: Run) -> None:
+    run.own((1,), ["a", "b"])
+    run.steps.append({"do": "call", "args": [["step", 0]]})
+    run.facts.append(("test", True, ""))
+    run.passed_on.note(1, (), token(), own=False, touching=True)
+    assert "unused" not in run.settled()[0]
+
+
 def test_a_short_text_and_the_tests_own_are_no_results(run: Run) -> None:
     given = token()
     assert run.own((given,), given) is given

@@ -23,8 +23,9 @@ class PassedOn:
 
     def __init__(self) -> None:
         self.texts: dict[int, int] = {}
-        """The steps that gave the texts that are followed, by `id`."""
-        self.kept: list[Any] = []
+        """The last steps that gave the texts that are followed, by `id`."""
+        self.values: dict[int, str | bytes] = {}
+        """The texts, by every step that gave one."""
         self.plain: set[int] = set()
         """Steps of the project's that give plain data."""
         self.own: set[int] = set()
@@ -52,28 +53,28 @@ class PassedOn:
     def note(self, number: int, operands: Iterable[Any], result: Any, *, own: bool, touching: bool) -> None:
         """Note a step with what it was given and what it gave; whether the project's code took it, and whether it touches the
         project without the texts that are followed."""
-        text = type(result) in _TEXTS
-        if text and any(result is operand for operand in operands):
-            return  # it has been known before, or is the test's
-        if text and len(result) >= _SHORTEST and (own or self.follows(operands)):
-            self.texts.setdefault(id(result), number)
-            self.kept.append(result)
-        elif not own and not text and not (type(result) in _PROPERTIES and self.follows(operands)):
+        text, follows = type(result) in _TEXTS, self.follows(operands)
+        if text and (any(result is operand for operand in operands) or (not own and id(result) in self.texts)):
+            return  # it is known already, or the test's
+        if text and len(result) >= _SHORTEST and (own or follows):
+            self.texts[id(result)] = number
+            self.values[number] = result
+        elif not own and not (follows and type(result) in (*_TEXTS, *_PROPERTIES)):
             self.looking.add(number)
-        if not touching and self.follows(operands):
+        if follows and not touching:
             self.asking.add(number)
         if own:
             self.own.add(number)
-            if id(result) in self.texts or type(result) in _PLAIN_CONTAINERS:
+            if number in self.values or type(result) in _PLAIN_CONTAINERS:
                 self.plain.add(number)
 
     def settle(self, steps: list[dict[str, Any]], facts: list[tuple[str, bool, str]]) -> None:
         """Mark the steps whose plain results are passed on and never looked at as unused, write the texts of all others in the
         places of references to them, and have steps that ask something of the former touch the project."""
         looked = self.all_looked(steps)
-        values = {number: text for text in self.kept if (number := self.texts[id(text)]) in looked}
+        values = {number: text for number, text in self.values.items() if number in looked}
         used = {needed for step in steps for needed in numbers_in(step)}
-        followed = {*self.texts.values(), *self.plain}
+        followed = {*self.values, *self.plain}
         for number, step in enumerate(steps):
             if number in followed - looked and number in used:
                 step["unused"] = True
@@ -84,7 +85,7 @@ class PassedOn:
 
     def all_looked(self, steps: list[dict[str, Any]]) -> set[int]:
         """Return the steps whose results a test looks at, also in a container. A text made of another stands for itself."""
-        found, whole = set[int](), self.own.union(self.texts.values())
+        found, whole = set[int](), self.own.union(self.values)
         pending = [*self.looked]
         for number, step in enumerate(steps):
             if number in self.looking or step["do"] in ("look", "items"):
