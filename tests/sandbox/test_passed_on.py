@@ -26,7 +26,7 @@ class Run:
         args = [self.passed_on.reference(operand) or operand for operand in operands if operand is not self.project]
         self.steps.append({"do": do, "args": args})
         self.facts.append(("test", touching, ""))
-        self.passed_on.note(len(self.steps) - 1, operands, result, own=own, touching=touching)
+        self.passed_on.note(len(self.steps) - 1, self.steps[-1], operands, result, own=own, touching=touching)
         return result
 
     def own(self, operands: tuple[Any, ...], result: Any) -> Any:
@@ -113,35 +113,78 @@ def test_what_is_compared_of_what_is_made_of_a_text_says_nothing_else_of_it(run:
     assert part == {"do": "operator", "args": [["step", 0], 10], "asks": True}
 
 
-def test_data_that_is_read_from_a_text_tells_its_form(run: Run) -> None:
+def test_data_that_is_read_from_a_text_stands_for_itself(run: Run) -> None:
     text = run.own((1,), token())
     run.step("method", (text, "."), ["a", "b"])
     dumps, split = run.settled()
-    assert "unused" not in dumps
-    assert split["args"] == [token(), "."]
+    assert dumps.get("unused")
+    assert split["args"] == [["step", 0], "."]
 
 
-def test_a_container_that_is_passed_on_alone_is_not_compared(run: Run) -> None:
-    run.own((1,), ["a", "b"])
-    run.steps.append({"do": "call", "args": [["step", 0]]})
+def on_container(run: Run, do: str, result: Any, *, own: bool = False) -> int:
+    """Take a step on what the first step gave."""
+    run.steps.append({"do": do, "args": [["step", 0]]})
     run.facts.append(("test", True, ""))
-    run.passed_on.note(1, (run.project,), 5, own=True, touching=True)
-    assert run.settled()[0].get("unused")
+    run.passed_on.note(len(run.steps) - 1, run.steps[-1], (), result, own=own, touching=True)
+    return len(run.steps) - 1
 
 
-def test_a_container_that_is_looked_at_is_compared(run: Run) -> None:
+def test_a_container_that_is_passed_on_is_not_compared(run: Run) -> None:
     run.own((1,), ["a", "b"])
-    run.steps.append({"do": "look", "of": ["step", 0]})
-    run.facts.append(("test", True, ""))
-    assert "unused" not in run.settled()[0]
+    on_container(run, "call", 5, own=True)
+    steps = run.settled()
+    assert steps[0].get("unused")
+    assert "asks" not in steps[1]
 
 
-def test_a_container_that_a_text_is_made_of_is_compared(run: Run) -> None:
+def test_what_is_asked_of_a_container_is_compared_in_its_place(run: Run) -> None:
     run.own((1,), ["a", "b"])
-    run.steps.append({"do": "call", "args": [["step", 0]]})
-    run.facts.append(("test", True, ""))
-    run.passed_on.note(1, (), token(), own=False, touching=True)
-    assert "unused" not in run.settled()[0]
+    on_container(run, "call", ["a", "b"])
+    steps = run.settled()
+    assert steps[0].get("unused")
+    assert steps[1] == {"do": "call", "args": [["step", 0]], "asks": True}
+
+
+def test_a_container_that_nothing_uses_is_compared(run: Run) -> None:
+    run.own((1,), ["a", "b"])
+    assert run.settled() == [{"do": "call", "args": [1]}]
+
+
+def compare(run: Run, name: str, *operands: Any) -> None:
+    def add(step: dict[str, Any], touching: bool, _: Any) -> int:
+        run.steps.append(step)
+        run.facts.append(("test", touching, ""))
+        return len(run.steps) - 1
+
+    run.passed_on.compare(name, operands, add, len(run.steps))
+
+
+def test_places_are_compared_with_each_other(run: Run) -> None:
+    """`order.index("b") < order.index("a")` holds in other orders too."""
+    run.own((1,), ["a", "b"])
+    first, second = on_container(run, "method", 500), on_container(run, "method", 700)
+    compare(run, "lt", run.passed_on.numbers[0][1], run.passed_on.numbers[1][1])
+    steps = run.settled()
+    assert [step.get("unused") for step in steps] == [True, True, True, None]
+    assert steps[3] == {"do": "operator", "name": "lt", "args": [["step", first], ["step", second]], "asks": True}
+
+
+def test_a_length_is_compared_with_a_limit(run: Run) -> None:
+    run.own((1,), ["a", "b"])
+    length = on_container(run, "call", 500)
+    compare(run, "ge", 1000, run.passed_on.numbers[0][1])
+    steps = run.settled()
+    assert steps[length].get("unused")
+    assert steps[2]["args"] == [1000, ["step", length]]
+
+
+def test_a_number_that_comes_from_elsewhere_is_no_length(run: Run) -> None:
+    run.own((1,), ["a", "b"])
+    on_container(run, "call", 500)
+    length = run.passed_on.numbers[0][1]
+    run.own((2,), 7)
+    compare(run, "lt", length, 1000)
+    assert len(run.settled()) == 3
 
 
 def test_a_short_text_and_the_tests_own_are_no_results(run: Run) -> None:

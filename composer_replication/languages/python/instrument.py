@@ -58,7 +58,7 @@ class _Instrument(ast.NodeTransformer):
 
     def visit_match_case(self, node: ast.match_case) -> ast.match_case:
         node.guard = node.guard and self.visit(node.guard)
-        node.body = [self.visit(statement) for statement in node.body]
+        node.body = self._statements(node.body)
         return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr:
@@ -125,6 +125,14 @@ class _Instrument(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> ast.Assert:
         node.test = _hook("truth", self.visit(node.test))
         return node
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> list[ast.stmt]:
+        """Say by which names things are imported."""
+        names = [alias for alias in node.names if alias.name != "*"]
+        if node.level or node.module is None or node.module == "__future__":
+            return [node]
+        parts = [(ast.Name(alias.asname or alias.name, ast.Load()), ast.Constant(alias.name)) for alias in names]
+        return [node, *(ast.Expr(_hook("imported", value, ast.Constant(node.module), name)) for value, name in parts)]
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
         node.value = self.visit(node.value)
@@ -205,7 +213,8 @@ class _Instrument(ast.NodeTransformer):
         return node
 
     def _statements(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        return [self.visit(statement) for statement in body]
+        visited = (self.visit(statement) for statement in body)
+        return [one for found in visited for one in (found if isinstance(found, list) else [found])]
 
     def _visited(self, node: _Node) -> _Node:
         """Rewrite what is inside a node, and return the node."""

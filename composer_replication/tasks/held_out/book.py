@@ -253,11 +253,11 @@ def _rewritten_tests(tree: Path, layout: RepositoryLayout) -> dict[str, bytes]:
 
 
 def _taken(recorded: Sequence[RecordedProgram], seen: Sequence[Mapping[str, Any] | None]) -> list[int]:
-    """Return the numbers of some programs for each function that any of them runs: short ones first, of different tests; and of
-    those that run lines which none of these does."""
+    """Return the numbers of some programs for each function that any of them runs, and for each set of names that programs ask
+    for which run none: short ones first, of different tests; and of those that run lines which none of these does."""
     by_function: dict[str, list[int]] = defaultdict(list)
     for number, found in enumerate(seen):
-        for function in found["calls"] if found is not None else ():
+        for function in (found["calls"] or [" ".join(_names(recorded[number].steps))]) if found is not None else ():
             by_function[function].append(number)
     taken: set[int] = set()
     for numbers in by_function.values():
@@ -274,6 +274,12 @@ def _taken(recorded: Sequence[RecordedProgram], seen: Sequence[Mapping[str, Any]
             known.update(_lines_of(seen[number]))
             taken.add(number)
     return sorted(taken)
+
+
+def _names(steps: Steps) -> list[str]:
+    """Return the names that steps ask for: in modules, and of attributes, methods and operators."""
+    text = json.dumps([step for _, step in steps])
+    return sorted({*re.findall(r'"named", "([^"]+)"', text), *(step["name"] for _, step in steps if "name" in step)})
 
 
 def _lines_of(found: Mapping[str, Any] | None) -> list[tuple[str, int]]:

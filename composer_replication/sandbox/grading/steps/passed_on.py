@@ -1,5 +1,5 @@
 """Which results of the project a test only passes on to the project, or asks for no more than a property: their form is no
-promise, such as that of a signature.
+promise, such as that of a signature, or the order of what is only counted.
 
 The text of this module runs inside a sandbox, in front of that of `steps.recorder`. A text is known by its identity, as other
 objects are, where it is long enough to be no word of the test's own.
@@ -7,15 +7,13 @@ objects are, where it is long enough to be no word of the test's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _TEXTS = (str, bytes)
 _SHORTEST = 8
 """Characters or bytes of a text that is followed."""
 _PLAIN_CONTAINERS = (list, tuple, dict, set, frozenset, bytearray)
-_PROPERTIES = (bool, int, float, type(None), type)
-"""Classes of what a step tells of a text that is followed: the text need not be the gold code's for it."""
 
 
 class PassedOn:
@@ -26,16 +24,18 @@ class PassedOn:
         """The last steps that gave the texts that are followed, by `id`."""
         self.values: dict[int, str | bytes] = {}
         """The texts, by every step that gave one."""
-        self.plain: set[int] = set()
-        """Steps of the project's that give plain data."""
+        self.containers: set[int] = set()
+        """Steps of the project's that give plain containers."""
         self.own: set[int] = set()
         """Steps that the project's code takes."""
-        self.looking: set[int] = set()
-        """Steps that tell the form of what they are given."""
         self.looked: set[int] = set()
-        """Steps whose results a test compares."""
-        self.asking: set[int] = set()
-        """Steps that are worth recording for a text that is followed alone."""
+        """Steps whose texts a test compares with others for equality."""
+        self.asking: dict[int, bool] = {}
+        """Steps that ask a text or container for something, and whether they touch the project otherwise."""
+        self.numbers: list[tuple[int, Any]] = []
+        """The last two steps that give a number for a text or container, and the numbers."""
+        self.compared: set[int] = set()
+        """Those of them whose numbers tests compare, but not for equality."""
 
     def follows(self, values: Iterable[Any]) -> bool:
         """Return whether one of the values is a text that is followed."""
@@ -50,35 +50,54 @@ class PassedOn:
         """Note that a test compares texts or reads them character by character."""
         self.looked.update(self.texts[id(value)] for value in values if self.follows((value,)))
 
-    def note(self, number: int, operands: Iterable[Any], result: Any, *, own: bool, touching: bool) -> None:
+    def note(self, number: int, step: dict[str, Any], operands: Iterable[Any], result: Any, *, own: bool, touching: bool) -> None:
         """Note a step with what it was given and what it gave; whether the project's code took it, and whether it touches the
         project without the texts that are followed."""
         text, follows = type(result) in _TEXTS, self.follows(operands)
+        if not own and (follows or not self.containers.isdisjoint(numbers_in(step))):
+            self.asking[number] = touching
+            if type(result) in (int, float):
+                self.numbers = [*self.numbers[-1:], (number, result)]
         if text and (any(result is operand for operand in operands) or (not own and id(result) in self.texts)):
             return  # it is known already, or the test's
         if text and len(result) >= _SHORTEST and (own or follows):
             self.texts[id(result)] = number
             self.values[number] = result
-        elif not own and not (follows and type(result) in (*_TEXTS, *_PROPERTIES)):
-            self.looking.add(number)
-        if follows and not touching:
-            self.asking.add(number)
         if own:
             self.own.add(number)
-            if number in self.values or type(result) in _PLAIN_CONTAINERS:
-                self.plain.add(number)
+        if own and type(result) in _PLAIN_CONTAINERS:
+            self.containers.add(number)
+
+    def compare(self, name: str, operands: tuple[Any, ...], add: Callable[[dict[str, Any], bool, Any], int], next_: int) -> None:
+        """Write down that a test compares the number that the last step gave, and maybe one that a step before it gave, but not
+        for equality. Raises what `add` raises.
+
+        Args:
+            next_: the number of the step that `add` writes down.
+        """
+        given, self.numbers = self.numbers, []
+        if not given or given[-1][0] != next_ - 1:
+            return
+        if len(given) == len(operands) and all(value is of for value, (_, of) in zip(operands, given, strict=True)):
+            places = dict(enumerate(number for number, _ in given))
+        else:
+            places = {place: given[-1][0] for place, value in enumerate(operands) if value is given[-1][1]}
+        args = [["step", places[place]] if place in places else value for place, value in enumerate(operands)]
+        if places and all(type(arg) in (int, list) for arg in args):
+            self.asking[add({"do": "operator", "name": name, "args": args}, True, True)] = True
+            self.compared.update(places.values())
 
     def settle(self, steps: list[dict[str, Any]], facts: list[tuple[str, bool, str]]) -> None:
-        """Mark the steps whose plain results are passed on and never looked at as unused, write the texts of all others in the
-        places of references to them, and have steps that ask something of the former touch the project."""
+        """Mark the steps whose plain results are passed on and not compared as unused, write the texts that are compared in the
+        places of references to them, and have steps that ask something of another text touch the project."""
         looked = self.all_looked(steps)
         values = {number: text for number, text in self.values.items() if number in looked}
         used = {needed for step in steps for needed in numbers_in(step)}
-        followed = {*self.values, *self.plain}
+        passed_on = ({*self.values} - looked) | self.containers | self.compared
         for number, step in enumerate(steps):
-            if number in followed - looked and number in used:
+            if number in passed_on and number in used:
                 step["unused"] = True
-            if number in self.asking and not looked.issuperset(numbers_in(step)):
+            if number in self.asking and (self.asking[number] or not looked.issuperset(numbers_in(step))):
                 facts[number] = (facts[number][0], True, facts[number][2])
                 step["asks"] = True
             steps[number] = filled(step, values)
@@ -87,8 +106,8 @@ class PassedOn:
         """Return the steps whose results a test looks at, also in a container. A text made of another stands for itself."""
         found, whole = set[int](), self.own.union(self.values)
         pending = [*self.looked]
-        for number, step in enumerate(steps):
-            if number in self.looking or step["do"] in ("look", "items"):
+        for step in steps:
+            if step["do"] in ("look", "items"):
                 pending += numbers_in(step)
         while pending:
             number = pending.pop()

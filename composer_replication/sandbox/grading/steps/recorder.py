@@ -16,8 +16,6 @@ import builtins
 import contextlib
 import itertools
 import os
-import re
-import sys
 import threading
 import types
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -27,15 +25,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from composer_replication.sandbox.grading.literals import MOST_ITEMS, Unwritable, encode_argument, name_of
     from composer_replication.sandbox.grading.steps.entered import Entered, Expecting, pattern_of
-    from composer_replication.sandbox.grading.steps.harness import EXPECTING, HARNESS, JUDGES, is_case
+    from composer_replication.sandbox.grading.steps.harness import EXPECTING, JUDGES, is_case
     from composer_replication.sandbox.grading.steps.operators import operate
+    from composer_replication.sandbox.grading.steps.origins import Origins
     from composer_replication.sandbox.grading.steps.passed_on import PassedOn
     from composer_replication.sandbox.grading.steps.shipping import Shipper
 
 _MOST_STEPS, _MOST_OUTSIDE, _MOST_IN_ALL = 120, 20_000, 60_000
 """Limits on the steps of one test, of what is outside of any (test files make their parameters when they are imported), and of
 all."""
-_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+_INEQUALITIES = frozenset({"ne", "lt", "le", "gt", "ge"})
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
 _MUTABLE = (list, dict, set, bytearray)
 _ANSWER_PRIVATE = frozenset({"builtins:id", "builtins:hash", "_pickle:dumps", "pickle:dumps", "marshal:dumps"})
@@ -46,15 +45,14 @@ class Recorder:
     """Stands behind the name `__composer__`."""
 
     def __init__(self, sources: list[str]) -> None:
-        self.root = os.getcwd() + os.sep
-        self.sources = {os.path.join(self.root, path) for path in sources}
+        self.origins = Origins(sources)
+        self.place, self.is_projects = self.origins.place, self.origins.is_projects
         self.steps: list[dict[str, Any]] = []
         self.facts: list[tuple[str, bool, str]] = []
         self.handles: dict[int, int] = {}
         self.touched: set[int] = set()
         self.kept: list[Any] = []
         self.counts: dict[str, int] = {}
-        self.places: dict[str, str] = {}
         self.thread = threading.get_ident()
         self.inside = 0
         self.shipper = Shipper(self.reference)
@@ -62,36 +60,9 @@ class Recorder:
 
     # --- whose is what ---
 
-    def place_of(self, module: object) -> str:
-        """Return `source`, `test` (another file of the tree), `harness` or nothing for a module's name."""
-        if not isinstance(module, str):
-            return ""
-        place = self.places.get(module)
-        if place is None:
-            file = getattr(sys.modules.get(module), "__file__", None) or ""
-            inside = file.startswith(self.root) and file.endswith(".py")
-            place = ("source" if file in self.sources else "test") if inside else ""
-            self.places[module] = place = "harness" if module.partition(".")[0] in HARNESS else place
-        return place
-
-    def place(self, value: Any) -> str:
-        """Return the place of a module, function, class or, for any other object, of its class."""
-        if isinstance(value, types.ModuleType):
-            return self.place_of(value.__name__)
-        if isinstance(value, types.FunctionType | type | types.MethodType):
-            return self.place_of(getattr(value, "__module__", None))
-        return self.place_of(type(value).__module__)
-
     def touches(self, values: Iterable[Any]) -> bool:
         """Return whether one of the values is the project's, comes from it, or has been in its hands."""
         return any(type(value) not in _PLAIN and (id(value) in self.touched or self.is_projects(value)) for value in values)
-
-    def is_projects(self, value: Any) -> bool:
-        """Return whether a value or its class is the project's, or derives from one that is."""
-        if self.place(value) == "source":
-            return True
-        kind = value if isinstance(value, type) else type(value)
-        return self.place_of(kind.__module__) == "test" and any(self.place_of(c.__module__) == "source" for c in kind.__mro__)
 
     # --- writing down ---
 
@@ -134,16 +105,11 @@ class Recorder:
         if isinstance(value, types.MethodType):
             if self.place(value.__func__) == "test" and id(value.__self__) not in self.handles:
                 return ["stand-in", self.shipper.write(value.__func__)]
-            return self.standing(value) or ["method", encode_argument(value.__self__, self.reference), value.__name__]
-        return self.standing(value) if self.place(value) == "source" and name_of(value) is None else None
-
-    def standing(self, value: Any) -> list[Any] | None:
-        """Encode an object that stands in modules of the project, such as a constant, by its name in the outermost; None where it
-        has only private names, which other work may change."""
-        modules = sorted((name.count("."), name) for name in list(sys.modules) if self.place_of(name) == "source")
-        held = (f"{name}:{given}" for _, name in modules for given, held in vars(sys.modules[name]).items() if held is value)
-        public = (name for name in held if not any(part.startswith("_") for part in re.split("[.:]", name)))
-        return next((["named", name] for name in public), None)
+            return self.origins.standing(value) or ["method", encode_argument(value.__self__, self.reference), value.__name__]
+        known = self.origins.named(value)
+        if known is not None or self.place(value) != "source" or name_of(value) is not None:
+            return known
+        return self.origins.standing(value)
 
     def written(self, value: Any) -> Any:
         return encode_argument(value, self.reference)
@@ -198,8 +164,9 @@ class Recorder:
         return result
 
     def add_result(self, step: dict[str, Any], touching: bool, operands: tuple[Any, ...], result: Any) -> None:
-        own = touching and any(type(value) not in _PLAIN and self.is_projects(value) for value in operands)
-        self.passed_on.note(self.add(step, touching, result), operands, result, own=own, touching=touching)
+        inert = (*_PLAIN, *_MUTABLE, tuple, frozenset)
+        own = touching and any(type(value) not in inert and self.touches((value,)) for value in operands)
+        self.passed_on.note(self.add(step, touching, result), step, operands, result, own=own, touching=touching)
 
     def attempt(self, make: Callable[[], Any]) -> Any:
         """Return what `make` returns, or None where something cannot be written down."""
@@ -222,7 +189,8 @@ class Recorder:
     def called(self, function: Any, args: tuple[Any, ...], named: dict[str, Any], *, used: bool) -> Any:
         place = "" if self.idle() else self.place(function)
         helper = place == "test" and isinstance(function, types.FunctionType | types.MethodType)
-        if helper or place == "harness" or is_case(function):
+        coroutine = any(isinstance(value, types.CoroutineType) and self.place(value) == "test" for value in args)
+        if helper or place == "harness" or is_case(function) or coroutine:
             return function(*args, **named)  # what a helper of the tests does is recorded itself
         return self.note(
             lambda: self.step("call", function, args, named, used),
@@ -249,6 +217,7 @@ class Recorder:
         if self.idle():
             return function(*args, **named)
         if isinstance(owner, types.ModuleType):
+            self.origins.name(function, owner.__name__, name)
             if self.place(owner) == "harness":
                 return function(*self.expecting(name, args), **named)
             return self.called(function, args, named, used=used)
@@ -278,20 +247,29 @@ class Recorder:
         with contextlib.suppress(Exception):
             self.truth(operands[0]) if how == "truth" else self.operator(how, *operands[:2])
 
+    def imported(self, value: Any, module: str, name: str, /) -> None:
+        self.origins.name(value, module, name)
+
     def attribute(self, owner: Any, name: str, /) -> Any:
-        if self.idle() or isinstance(owner, types.ModuleType) or is_case(type(owner)) or not self.touches((owner,)):
+        if isinstance(owner, types.ModuleType):
+            value = getattr(owner, name)
+            self.origins.name(value, owner.__name__, name)
+            return value
+        if self.idle() or is_case(type(owner)) or not self.touches((owner,)):
             return getattr(owner, name)
         make = lambda: {"do": "attribute", "of": self.written(owner), "name": name}  # noqa: E731
         return self.note(make, lambda: getattr(owner, name), (owner,))
 
     def operator(self, name: str, /, *operands: Any) -> Any:
         touching, followed = self.touches(operands), [value for value in operands if self.passed_on.follows((value,))]
+        if not self.idle() and not touching and not followed and name in _INEQUALITIES:
+            self.attempt(lambda: self.passed_on.compare(name, operands, self.add, len(self.steps)))
         if self.idle() or not (touching or followed) or is_case(type(operands[0])):
             return operate(name, *operands)
-        if name in _COMPARISONS and not touching and len(followed) < len(operands):
+        if name == "eq" and not touching and len(followed) < len(operands):
             self.passed_on.look(followed)
             return operate(name, *operands)
-        if name in _COMPARISONS and self.looked(operands):
+        if name == "eq" and self.looked(operands):
             return operate(name, *operands)
         make = lambda: {"do": "operator", "name": name, "args": [self.written(value) for value in operands]}  # noqa: E731
         return self.note(make, lambda: operate(name, *operands), operands)
@@ -317,7 +295,7 @@ class Recorder:
         self.passed_on.look((values,))
         if self.idle() or not self.touches((values,)):
             return values
-        if type(values) in (list, tuple):
+        if type(values) in (list, tuple) and (len(values) > MOST_ITEMS or id(values) not in self.handles):
             handle = self.attempt(lambda: self.looked((values,)) and self.handles.get(id(values)))
         else:
             handle = self.attempt(lambda: self.add({"do": "items", "of": self.written(values)}, True))
@@ -375,7 +353,8 @@ class Recorder:
             if step:
                 self.attempt(partial(self.add_raised, step, True, error))
             raise
-        self.attempt(lambda: step and self.add(step, True, result))
+        if step is not None:
+            self.attempt(lambda: self.add_result(step, True, (awaitable,), result))
         return result
 
 

@@ -36,6 +36,8 @@ _UNSTEADY = frozenset(
     | {"getrandbits", "random", "getpid", "getcwd", "listdir", "scandir", "stat", "open", "system", "fork"}
 )
 """Built-in functions whose answers belong to the moment or the machine."""
+_CALLING_ANYWAY = frozenset({"importlib", "_frozen_importlib", "_frozen_importlib_external", "asyncio", "selectors"})
+"""Packages that call them whatever a program does."""
 
 
 class Lost(BaseException):
@@ -142,7 +144,7 @@ class Witness:
             elif path:
                 self.calls.end(frame, argument)
         elif event == "c_call" and isinstance(argument, BuiltinFunctionType) and argument.__name__ in _UNSTEADY:
-            self.unsteady = self.unsteady or not frame.f_code.co_filename.startswith("<frozen importlib")
+            self.unsteady = self.unsteady or frame.f_globals.get("__name__", "").partition(".")[0] not in _CALLING_ANYWAY
 
     def __enter__(self) -> None:
         if self.wants_lines:
