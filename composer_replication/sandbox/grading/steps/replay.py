@@ -233,8 +233,9 @@ def modules_of(value: Any) -> Iterator[str]:
 
 
 def import_modules(programs: Sequence[Program]) -> None:
-    """Import what programs name, so that their forks need not; what cannot be imported is their answer."""
-    for name in dict.fromkeys(modules_of([list(map(list, program)) for program in programs])):
+    """Import what programs need, so that their forks need not; what cannot be imported is their answer."""
+    loops = ["asyncio"] if any(step["do"] == "await" for program in programs for _, step in program) else []
+    for name in dict.fromkeys([*loops, *modules_of([list(map(list, program)) for program in programs])]):
         try:
             importlib.import_module(name)
         except BaseException:  # noqa: BLE001 - the code under test may raise anything
