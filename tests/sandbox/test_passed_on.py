@@ -145,18 +145,30 @@ def test_what_is_asked_of_a_container_is_compared_in_its_place(run: Run) -> None
     assert steps[1] == {"do": "call", "args": [["step", 0]], "asks": True}
 
 
+def test_a_part_of_a_container_is_asked_like_any_text(run: Run) -> None:
+    run.own((1,), [token()])
+    part = token()
+    run.steps.append({"do": "operator", "args": [["step", 0], 0]})
+    run.facts.append(("test", True, ""))
+    run.passed_on.note(1, run.steps[-1], (), part, own=False, touching=True)
+    run.step("operator", ("age", part), True)
+    steps = run.settled()
+    assert [step.get("unused") for step in steps] == [True, True, None]
+    assert steps[2]["args"] == ["age", ["step", 1]]
+
+
 def test_a_container_that_nothing_uses_is_compared(run: Run) -> None:
     run.own((1,), ["a", "b"])
     assert run.settled() == [{"do": "call", "args": [1]}]
 
 
-def compare(run: Run, name: str, *operands: Any) -> None:
+def compare(run: Run, names: str, *operands: Any) -> None:
     def add(step: dict[str, Any], touching: bool, _: Any) -> int:
         run.steps.append(step)
         run.facts.append(("test", touching, ""))
         return len(run.steps) - 1
 
-    run.passed_on.compare(name, operands, add, len(run.steps))
+    run.passed_on.compare(names.split(), operands, add, len(run.steps))
 
 
 def test_places_are_compared_with_each_other(run: Run) -> None:
@@ -167,6 +179,16 @@ def test_places_are_compared_with_each_other(run: Run) -> None:
     steps = run.settled()
     assert [step.get("unused") for step in steps] == [True, True, True, None]
     assert steps[3] == {"do": "operator", "name": "lt", "args": [["step", first], ["step", second]], "asks": True}
+
+
+def test_places_are_compared_in_a_chain(run: Run) -> None:
+    run.own((1,), ["a", "b", "c"])
+    for place in (500, 700, 900):
+        on_container(run, "method", place)
+    compare(run, "lt lt", *(value for _, value in run.passed_on.numbers))
+    steps = run.settled()
+    assert [step.get("unused") for step in steps] == [True, True, True, True, None, None]
+    assert [step["args"] for step in steps[4:]] == [[["step", 1], ["step", 2]], [["step", 2], ["step", 3]]]
 
 
 def test_a_length_is_compared_with_a_limit(run: Run) -> None:

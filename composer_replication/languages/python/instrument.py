@@ -109,10 +109,10 @@ class _Instrument(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         visited = self._visited(node)
-        name = _OPERATORS.get(type(visited.ops[0]))
-        if len(visited.ops) != 1 or name is None:
-            return visited
-        return _operator(name, visited.left, visited.comparators[0])
+        names = [_OPERATORS[type(operator)] for operator in visited.ops]
+        if len(names) > 1:
+            return _hook("chained", ast.Constant(tuple(names)), visited.left, *visited.comparators)
+        return _operator(names[0], visited.left, visited.comparators[0])
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         visited = self._visited(node)

@@ -7,6 +7,7 @@ objects are, where it is long enough to be no word of the test's own.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -25,7 +26,7 @@ class PassedOn:
         self.values: dict[int, str | bytes] = {}
         """The texts, by every step that gave one."""
         self.containers: set[int] = set()
-        """Steps of the project's that give plain containers."""
+        """Steps of the project's that give plain containers, and steps that give parts of these, or others made of them."""
         self.own: set[int] = set()
         """Steps that the project's code takes."""
         self.looked: set[int] = set()
@@ -33,7 +34,7 @@ class PassedOn:
         self.asking: dict[int, bool] = {}
         """Steps that ask a text or container for something, and whether they touch the project otherwise."""
         self.numbers: list[tuple[int, Any]] = []
-        """The last two steps that give a number for a text or container, and the numbers."""
+        """Steps that give a number for a text or container, and the numbers, since tests last compared any."""
         self.compared: set[int] = set()
         """Those of them whose numbers tests compare, but not for equality."""
 
@@ -57,25 +58,29 @@ class PassedOn:
         if not own and (follows or not self.containers.isdisjoint(numbers_in(step))):
             self.asking[number] = touching
             if type(result) in (int, float):
-                self.numbers = [*self.numbers[-1:], (number, result)]
+                self.numbers.append((number, result))
         if text and (any(result is operand for operand in operands) or (not own and id(result) in self.texts)):
             return  # it is known already, or the test's
-        if text and len(result) >= _SHORTEST and (own or follows):
+        derived = own or number in self.asking
+        if text and len(result) >= _SHORTEST and derived:
             self.texts[id(result)] = number
             self.values[number] = result
         if own:
             self.own.add(number)
-        if own and type(result) in _PLAIN_CONTAINERS:
+        if derived and type(result) in _PLAIN_CONTAINERS:
             self.containers.add(number)
 
-    def compare(self, name: str, operands: tuple[Any, ...], add: Callable[[dict[str, Any], bool, Any], int], next_: int) -> None:
-        """Write down that a test compares the number that the last step gave, and maybe one that a step before it gave, but not
+    def compare(
+        self, names: Iterable[str], operands: tuple[Any, ...], add: Callable[[dict[str, Any], bool, Any], int], next_: int
+    ) -> None:
+        """Write down that a test compares the number that the last step gave, and maybe those that steps before it gave, but not
         for equality. Raises what `add` raises.
 
         Args:
-            next_: the number of the step that `add` writes down.
+            names: of the operators between the operands.
+            next_: the number of the step that `add` writes down first.
         """
-        given, self.numbers = self.numbers, []
+        given, self.numbers = self.numbers[-len(operands) :], []
         if not given or given[-1][0] != next_ - 1:
             return
         if len(given) == len(operands) and all(value is of for value, (_, of) in zip(operands, given, strict=True)):
@@ -84,7 +89,8 @@ class PassedOn:
             places = {place: given[-1][0] for place, value in enumerate(operands) if value is given[-1][1]}
         args = [["step", places[place]] if place in places else value for place, value in enumerate(operands)]
         if places and all(type(arg) in (int, list) for arg in args):
-            self.asking[add({"do": "operator", "name": name, "args": args}, True, True)] = True
+            for name, pair in zip(names, itertools.pairwise(args), strict=True):
+                self.asking[add({"do": "operator", "name": name, "args": list(pair)}, True, True)] = True
             self.compared.update(places.values())
 
     def settle(self, steps: list[dict[str, Any]], facts: list[tuple[str, bool, str]]) -> None:

@@ -263,7 +263,7 @@ class Recorder:
     def operator(self, name: str, /, *operands: Any) -> Any:
         touching, followed = self.touches(operands), [value for value in operands if self.passed_on.follows((value,))]
         if not self.idle() and not touching and not followed and name in _INEQUALITIES:
-            self.attempt(lambda: self.passed_on.compare(name, operands, self.add, len(self.steps)))
+            self.attempt(lambda: self.passed_on.compare((name,), operands, self.add, len(self.steps)))
         if self.idle() or not (touching or followed) or is_case(type(operands[0])):
             return operate(name, *operands)
         if name == "eq" and not touching and len(followed) < len(operands):
@@ -273,6 +273,17 @@ class Recorder:
             return operate(name, *operands)
         make = lambda: {"do": "operator", "name": name, "args": [self.written(value) for value in operands]}  # noqa: E731
         return self.note(make, lambda: operate(name, *operands), operands)
+
+    def chained(self, names: tuple[str, ...], /, *operands: Any) -> Any:
+        """Do comparisons in a chain, of which all operands are known."""
+        if not self.idle() and _INEQUALITIES.issuperset(names):
+            self.attempt(lambda: self.passed_on.compare(names, operands, self.add, len(self.steps)))
+        result: Any = True
+        for name, pair in zip(names, itertools.pairwise(operands), strict=True):
+            result = self.operator(name, *pair)
+            if not result:
+                break
+        return result
 
     def looked(self, operands: tuple[Any, ...]) -> bool:
         """Where a plain container is compared, write down that it is looked at: its contents say more than the comparison, and
