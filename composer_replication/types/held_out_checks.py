@@ -51,6 +51,8 @@ class HeldOutChecks:
     that satisfies them; details come after a colon. Empty when every mutant fails that was tried; never without programs."""
     profile: GoldProfile | None = None
     """What the gold code needs; None where nothing recorded it."""
+    untold: int = 0
+    """Parts of an imported solution, outside of its functions, that no program of the tests tells: work may lack them."""
 
     def __post_init__(self) -> None:
         if not self.programs and not self.weakness:

@@ -47,8 +47,8 @@ class Shop:
         (b"    def name", b"    def new(self):\n        return RATE\n\n    def name", ["Shop.new"], 0),
         (b"RATE = 2", b"RATE = 5", [], 1),
         (b"tax = 3", b"tax = 4", [], 1),
-        (b"class Shop:", b"class Shop(list, metaclass=type):", [], 1),
-        (b"class Shop:", b"@dataclass(frozen=True)\nclass Shop:", [], 1),
+        (b"class Shop:", b"class Shop(list, metaclass=type):", [], 3),
+        (b"class Shop:", b"@dataclass(frozen=True)\nclass Shop:", [], 2),
         (b"RATE = 2\n", b"RATE = 2  # per cent\nimport os\n", [], 1),
         (b"    tax = 3\n", b"", [], 1),
         (b"RATE = 2\n", b"RATE = 5\nOTHERS = {}\n", [], 1),
@@ -57,7 +57,8 @@ class Shop:
 def test_what_changes(old: bytes, new: bytes, changed: list[str], parts: int) -> None:
     after = BEFORE.replace(old, new, 1)
     assert [function.qualname for function in changed_functions("shop.py", BEFORE, after)] == changed
-    assert [same(version) for version in without_parts("shop.py", BEFORE, after)] == [same(BEFORE)] * parts
+    versions = [same(version) for version in without_parts("shop.py", BEFORE, after)]
+    assert (len(versions), versions[:1]) == (parts, [same(BEFORE)] * bool(parts))
 
 
 def same(code: bytes | str) -> str:
@@ -104,6 +105,62 @@ def test_parts_are_left_out_one_by_one_and_together_without_the_changed_function
         (False, False, True),
     ]
     assert all("return self.y" in text for text in versions)
+
+
+NEW_CLASS = """
+class Full(ShopError, ValueError, total=False):
+    code = 7
+
+    class Meta(Base):
+        on: bool
+
+    def f(self):
+        return 1
+
+
+@dataclass(order=True, frozen=True)
+@final
+class Item:
+    '''A thing.'''
+    name: str
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("ShopError, ", ""),
+        (", ValueError", ""),
+        (", total=False", ""),
+        ("order=True, ", ""),
+        (", frozen=True", ""),
+        ("@dataclass(order=True, frozen=True)\n", ""),
+        ("@final\n", ""),
+        ("(Base)", ""),
+        ("    code = 7\n", ""),
+        ("    class Meta(Base):\n        on: bool\n", ""),
+        ("on: bool", "pass"),
+        ("    name: str\n", ""),
+        (NEW_CLASS, "class Full:\n    def f(self):\n        return 1\n"),
+    ],
+)
+@pytest.mark.parametrize("before", ["", "x = 1\n"])
+def test_each_piece_of_a_new_class_is_a_part(before: str, old: str, new: str) -> None:
+    versions = [same(version) for version in without_parts("m.py", before.encode(), (before + NEW_CLASS).encode())]
+    assert len(versions) == 13
+    if new.startswith("class"):
+        assert versions[0] == same(before)
+    else:
+        assert same((before + NEW_CLASS).replace(old, new)) in versions
+
+
+def test_what_tests_more_likely_tell_comes_first() -> None:
+    versions = [version.decode() for version in without_parts("m.py", b"", NEW_CLASS.encode())]
+    lacking = [[text for text in ("class", "ValueError", "frozen", "(Base)", "code") if text not in one] for one in versions]
+    first = [
+        next(n for n, texts in enumerate(lacking) if texts[:1] == [text]) for text in ("class", "ValueError", "(Base)", "code")
+    ]
+    assert first == sorted(first)
 
 
 def test_functions_inside_a_statement_belong_to_it_only_where_they_cannot_be_asked() -> None:
@@ -232,3 +289,80 @@ def test_what_a_solution_changes_outside_of_functions_is_asked(tmp_path: Path, k
     wrong = wrong_programs(runner, Tree(base=tmp_path, changes=half), found.programs)[0]
     assert {found.programs[number].uses for number in wrong} == {"rates.py::bonus"}
     assert len(wrong) >= 4
+
+
+SHOP = b"""
+from dataclasses import dataclass
+
+
+class ShopError(Exception):
+    pass
+
+
+def add(items, item):
+    return [*items, item]
+"""
+SHOP_SOLVED = SHOP.replace(
+    b"def add(items, item):\n",
+    b"""class FullError(ShopError, ValueError):
+    pass
+
+
+@dataclass(order=True, frozen=True)
+class Item:
+    name: str
+    price: int = 1
+
+
+def add(items, item):
+    if len(items) >= 3:
+        raise FullError("full")
+    if isinstance(item, str):
+        return [*items, Item(item)]
+""",
+)
+SHOP_TESTS = b"""
+import pytest
+from rates import FullError, Item, ShopError, add
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6])
+def test_full(n):
+    with pytest.raises((FullError, ShopError)):
+        add(range(n), 1)
+    with pytest.raises(ValueError):
+        add(range(n), 1)
+
+
+@pytest.mark.parametrize(("name", "price"), [("a", 1), ("b", 2), ("c", 3)])
+def test_item(name, price):
+    assert Item(name, price) < Item(name, price + 1)
+    assert hash(Item(name, price)) == hash(Item(name, price))
+    assert Item(name).price == 1
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_add(name):
+    assert add([0], name) == [0, Item(name)]
+    assert add([], 5) == [5]
+"""
+SHOP_FAILING = [
+    *(f"test_rates.py::test_full[{n}]" for n in (3, 4, 5, 6)),
+    *(f"test_rates.py::test_item[{name}-{price}]" for name, price in zip("abc", (1, 2, 3), strict=True)),
+    *(f"test_rates.py::test_add[{name}]" for name in "abc"),
+]
+
+
+@pytest.mark.slow
+def test_the_head_of_a_new_class_and_each_file_of_data_are_asked(tmp_path: Path) -> None:
+    """Data that nothing reads is told by no program, and that is counted."""
+    before = {"rates.py": SHOP, "test_rates.py": SHOP_TESTS, "names.json": b"{}"}
+    gold = {"rates.py": SHOP_SOLVED, "names.json": b"[]"}
+    found = checks(tmp_path, before, gold, SHOP_FAILING)
+    assert (found.weakness, found.untold) == ("", 1)
+    runner = CodeRunner(sandbox=open_sandbox(), python=Path(sys.executable), python_path=(".",), limits=Limits())
+    rewarded = []
+    for text in (b"", b"ShopError, ", b", ValueError", b"order=True, ", b", frozen=True", b" = 1"):
+        work = gold | {"rates.py": SHOP_SOLVED.replace(text, b"", 1)}
+        rewarded += [text] * (not wrong_programs(runner, Tree(base=tmp_path, changes=work), found.programs)[0])
+    assert rewarded == [b""]

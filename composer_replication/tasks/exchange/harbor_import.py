@@ -147,7 +147,7 @@ def _write(expressed: Expressed, out: Path, sandbox: Sandbox, python: Path) -> T
     spec = expressed.spec
     name = spec.task_id.replace("/", "__")
     staged = out / ".build" / "staged" / name
-    facts = {"imported": "harbor", **numbers_of(spec.hidden)}
+    facts = {"imported": "harbor", **numbers_of(spec.hidden), "parts_not_asked": spec.hidden.untold}
     with solved_tree(expressed.repo, expressed.gold) as pristine:
         task = write_task(spec, staged, pristine=pristine, deleted=without, provenance=facts)
     refuse_task_copies([task], sandbox, python)

@@ -198,7 +198,7 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
         unsteady = _prove(task, sandbox, python)
         spec = replace(spec, pass_to_pass=tuple(i for i in spec.pass_to_pass if i not in unsteady))
         spec = replace(spec, hidden=checks_of_solution(spec, task.repo, task.gold_files(), sandbox=sandbox, python=python))
-        facts |= {"flaky_tests": len(unsteady), **numbers_of(spec.hidden)}
+        facts |= {"flaky_tests": len(unsteady), **numbers_of(spec.hidden), "parts_not_asked": spec.hidden.untold}
         if spec != task.spec:
             task = write_task(spec, staged, pristine=source.tree, deleted=before, provenance=facts)
             _prove(task, sandbox, python)

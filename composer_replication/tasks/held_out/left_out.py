@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,9 @@ def find_told(
     gold: Mapping[str, bytes],
 ) -> list[Told]:
     """Return what programs tell of the parts, each of them failing on the task's own tree; at the end what fails there, runs none
-    of the changed functions and tells none of the parts.
+    of the changed functions and tells none of the parts. Those come too that nothing tells, and those beyond the sixteenth.
 
-    A part without which a file cannot be imported is told by nothing: whatever needs the file asks for it.
+    A part without which a file cannot be imported does not come: whatever needs the file asks for it.
 
     Raises:
         SandboxError: the sandbox broke.
@@ -62,11 +62,13 @@ def find_told(
     if not failing:
         return []
     found = []
-    for path, changes in islice(_parts(repo, gold), _MOST_PARTS):
+    parts = list(_parts(repo, gold))
+    for path, changes in parts[:_MOST_PARTS]:
         wrong, unimportable = _failing(programs, failing, runner, Tree(base=solved, changes=changes))
         telling = frozenset(number for number in wrong if not unimportable.intersection(_modules(programs[number].steps)))
-        found += [Told(path, telling)] if telling else []
+        found += [Told(path, telling)] if telling or not wrong else []
     keys = {function.key for function in changed}
+    found += [Told(path, frozenset()) for path, _ in parts[_MOST_PARTS:]]
     rest = {number for number in failing if not programs[number].entered & keys}.difference(*(told.programs for told in found))
     return found + ([Told(next(iter(gold)), frozenset(rest))] if rest else [])
 
@@ -115,14 +117,14 @@ def _written(program: ObservedProgram, path: str) -> HeldOutProgram:
 
 
 def _parts(repo: Path, gold: Mapping[str, bytes]) -> Iterator[tuple[str, dict[str, bytes | None]]]:
-    """Yield the path of a file of each part, and the changes that leave the part out of the solved tree."""
+    """Yield the path of the file of each part, and the changes that leave the part out of the solved tree: files of data, and
+    then in turn one part of each module."""
     before = {path: (repo / path).read_bytes() if (repo / path).is_file() else None for path in gold}
-    data = {path: content for path, content in before.items() if not path.endswith(".py")}
-    if data:
-        yield next(iter(data)), data
-    for path in (path for path in gold if path not in data):
-        for version in without_parts(path, before[path] or b"", gold[path]):
-            yield path, {path: version}
+    modules = [path for path in gold if path.endswith(".py")]
+    yield from ((path, {path: content}) for path, content in before.items() if path not in modules)
+    versions = [without_parts(path, before[path] or b"", gold[path]) for path in modules]
+    for row in zip_longest(*versions):
+        yield from ((path, {path: version}) for path, version in zip(modules, row, strict=True) if version is not None)
 
 
 def _failing(

@@ -25,7 +25,7 @@ from composer_replication.types.held_out_checks import HeldOutChecks
 
 def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *, sandbox: Sandbox, python: Path) -> HeldOutChecks:
     """Return checks that the solved tree satisfies; the programs among them fail on the tree `repo` without the solution. With
-    them comes what the solution needs, for the tripwire.
+    them comes what the solution needs, for the tripwire, and how many parts of it nothing asks for.
 
     Args:
         spec: the task, whose tests are known to hold.
@@ -59,7 +59,8 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
             task=Tree(base=repo),
             seed=spec.task_id,
         )
-        checks = with_told(checks, told, book.programs)
+        untold = sum(not one.programs for one in told)
+        checks = replace(with_told(checks, told, book.programs), untold=untold)
     while True:
         report = grade(replace(spec, hidden=checks), repo, dict(gold), sandbox=sandbox, python=python)
         if isinstance(report.reward, Unscored):
