@@ -138,6 +138,7 @@ SHOP = {
 
         def test_letters():
             assert sorted(letters("hello")) == ["e", "h", "l", "o"]
+            assert len("".join(letters("hello"))) == 4
 
         def test_halves():
             assert halves([4, 6]) == [2, 3]
@@ -253,8 +254,11 @@ def test_visible_answers_by_heart_are_not(tasks, name):
 def test_what_has_no_answer_of_its_own_is_not_asked(tasks):
     assert asked(tasks["stamp"]) == []
     unordered = answers(tasks["letters"], of=["named", "shop.words:letters"])
-    assert None in unordered
-    assert all(answer is None or len(answer[1][1]) <= 1 for answer in unordered), "the order of several letters is by chance"
+    assert [answer for answer in unordered if answer != ["returns", ["opaque"]]] == [], "what is made of them is asked"
+    assert ["returns", ["list", ["e", "h", "l", "o"]]] in answers(tasks["letters"], of=["named", "builtins:sorted"])
+    joined = answers(tasks["letters"], do="method", name="join")
+    assert None in joined
+    assert all(answer is None or len(answer[1]) <= 1 for answer in joined), "the order of several letters is by chance"
     assert not answers(tasks["_half"], of=["named", "shop.words:_half"])
     assert answers(tasks["_half"], of=["named", "shop.words:halves"])
 
