@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox import Limits, Tree, open_sandbox
 from composer_replication.sandbox.grading.programs import Mutant, examine_programs, kills_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.sandbox.grading.steps.kept import KEEPING
+from composer_replication.sandbox.grading.steps.kept import GIVEN_BACK, given_back_by, keeping
 from composer_replication.tasks.held_out.mutants import other_body
 
 pytestmark = pytest.mark.slow
@@ -57,6 +58,46 @@ def require(text):
         raise KeyError(text)
 
 
+def sign(key, data):
+    return f"v1.{key}.{data}" if data else ""
+
+
+def check(key, token):
+    return token == f"v1.{key}.{token.rpartition('.')[2]}"
+
+
+def unsign(key, token):
+    if not check(key, token):
+        raise KeyError(key)
+    return token.rpartition(".")[2]
+
+
+def parts(token):
+    return tuple(token.split(".")[1:])
+
+
+def change(old, new):
+    return [line for line in new if line not in old]
+
+
+def changed(old, steps):
+    return [*old, *steps]
+
+
+class Box:
+    def __init__(self, content):
+        self.content = content
+
+    def dump(self):
+        if not self.content:
+            raise ValueError("empty")
+        return f"box of {self.content}"
+
+    @classmethod
+    def load(cls, text):
+        return cls(text.removeprefix("box of "))
+
+
 def across(point):
     return point.x
 
@@ -96,7 +137,33 @@ PROGRAMS = {
     "required": program({**call("require", "a"), "unused": True}),
     "required and not there": program({**call("require", ""), "unused": True}),
 }
-AT_IMPORT = "\nread('1:2')\nSlots('a')\nwrite(())\nrequire(1)\n"
+SIGNED, TOKEN = {**call("sign", "k", "data"), "unused": True}, FIRST
+DUMPED, BOX = {"do": "method", "of": FIRST, "name": "dump", "args": [], "unused": True}, ["named", "shop:Box"]
+PROGRAMS |= {
+    "opened": program(SIGNED, call("unsign", "k", TOKEN)),
+    "another key": program(SIGNED, {**call("unsign", "other", TOKEN), "unused": True}),
+    "another text": program(
+        SIGNED, {"do": "operator", "name": "add", "args": [TOKEN, "x"], "unused": True}, call("unsign", "j", ["step", 1])
+    ),
+    "begins": program(SIGNED, {"do": "method", "of": TOKEN, "name": "startswith", "args": ["v1."]}),
+    "right": program(SIGNED, call("check", "k", TOKEN)),
+    "wrong": program(SIGNED, call("check", "other", TOKEN)),
+    "never signed": program(call("check", "k", "v2.k.data")),
+    "nothing signed": program(call("sign", "k", "")),
+    "parts": program(SIGNED, call("parts", TOKEN)),
+    "changed": program({**call("change", ["list", []], ["list", ["a"]]), "unused": True}, call("changed", ["list", []], FIRST)),
+    "unchanged": program(call("change", ["list", ["a"]], ["list", ["a"]])),
+    "no change": program(call("changed", ["list", ["a", "b"]], ["list", []])),
+    "box": program(
+        call("Box", "tea"),
+        DUMPED,
+        {"do": "method", "of": BOX, "name": "load", "args": [["step", 1]]},
+        {"do": "attribute", "of": ["step", 2], "name": "content"},
+    ),
+    "empty box": program(call("Box", ""), DUMPED),
+}
+AT_IMPORT = "\nread('1:2')\nSlots('a')\nwrite(())\nrequire(1)\nsign('a', 'b')\nchange([], [])\nBox('a').dump()\n"
+WAYS = ["in functions", "in files"]
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +171,21 @@ def runner() -> CodeRunner:
     return CodeRunner(sandbox=open_sandbox(), python=Path(sys.executable), limits=Limits(wall_s=60, cpu_s=60))
 
 
-@pytest.mark.parametrize(
-    "at_import", ["", "\nread('1:2')\nSlots('a')\nwrite(())\nrequire(1)\n"], ids=["in functions", "in files"]
-)
+def killers_of(tmp_path: Path, runner: CodeRunner, source: str, bodies: dict[str, str], tried: Sequence[str]) -> list[str]:
+    """Return which of the programs kill a mutant with other bodies of some functions."""
+    (tmp_path / "shop.py").write_text(source)
+    programs, tree = [PROGRAMS[name] for name in tried], Tree(base=tmp_path)
+    for one, found in zip(programs, examine_programs(runner, tree, [one.steps for one in programs]), strict=True):
+        assert found is not None
+        one.expected = found["answers"]
+    functions = {found.qualname: found for found in find_functions("shop.py", source.encode())[0]}
+    others = [other_body(functions[name], text) for name, text in bodies.items()]
+    kills = kills_of(runner, tree, programs, [Mutant(bodies=others, numbers=[*range(len(programs))], most=9)])
+    assert kills is not None
+    return [tried[number] for number in kills[0]]
+
+
+@pytest.mark.parametrize("at_import", ["", AT_IMPORT], ids=WAYS)
 @pytest.mark.parametrize(
     ("functions", "tried", "killing"),
     [
@@ -129,15 +208,48 @@ def test_what_is_checked_kept_and_given_back(
     at_import: str,
 ) -> None:
     """Programs that ask for nothing back kill such bodies: there is nothing that could be told of them."""
-    source = SHOP + at_import
-    (tmp_path / "shop.py").write_text(source)
-    programs, tree = [PROGRAMS[name] for name in tried], Tree(base=tmp_path)
-    for one, found in zip(programs, examine_programs(runner, tree, [one.steps for one in programs]), strict=True):
-        assert found is not None
-        one.expected = found["answers"]
-    bodies = [
-        other_body(found, KEEPING) for found in find_functions("shop.py", source.encode())[0] if found.qualname in functions
-    ]
-    assert len(bodies) == len(functions)
-    [killers] = kills_of(runner, tree, programs, [Mutant(bodies=bodies, numbers=[*range(len(programs))], most=9)])
-    assert [tried[number] for number in killers] == list(killing)
+    bodies = dict.fromkeys(functions, keeping("first"))
+    assert killers_of(tmp_path, runner, SHOP + at_import, bodies, tried) == list(killing)
+
+
+@pytest.mark.parametrize("at_import", ["", AT_IMPORT], ids=WAYS)
+@pytest.mark.parametrize(
+    ("functions", "which", "tried", "killing"),
+    [
+        (("sign", "unsign"), "last", ("opened", "another key", "another text", "nothing signed"), ()),
+        (("sign", "unsign"), "first", ("opened", "another key"), ("opened",)),
+        (("sign", "parts"), "all", ("parts", "nothing signed"), ()),
+        (("sign", "parts"), "last", ("parts",), ("parts",)),
+        (("sign", "check"), "first", ("right", "wrong", "never signed"), ()),
+        (("sign", "check"), "all", ("right", "wrong", "never signed"), ()),
+        (("change", "changed"), "last", ("changed", "unchanged", "no change"), ()),
+        (("change", "changed"), "first", ("changed", "unchanged", "no change"), ("changed",)),
+        (("Box.dump", "Box.load"), "first", ("box", "empty box"), ()),
+    ],
+    ids=["last", "not the first", "all", "not the last", "truth", "truth of all", "lists", "not the old list", "object itself"],
+)
+def test_each_way_to_give_back(
+    tmp_path: Path,
+    runner: CodeRunner,
+    functions: tuple[str, ...],
+    which: str,
+    tried: tuple[str, ...],
+    killing: tuple[str, ...],
+    at_import: str,
+) -> None:
+    """Both functions raise what theirs raise, on what would have been made of the arguments that were kept."""
+    bodies = dict.fromkeys(functions, keeping(which))
+    assert killers_of(tmp_path, runner, SHOP + at_import, bodies, tried) == list(killing)
+
+
+@pytest.mark.parametrize(("asked", "killing"), [("v1.", []), ("", ["begins"])])
+def test_a_text_that_stands_for_something_has_what_tests_ask_for(
+    tmp_path: Path, runner: CodeRunner, asked: str, killing: list[str]
+) -> None:
+    bodies = dict.fromkeys(("sign", "unsign"), keeping("last", asked))
+    assert killers_of(tmp_path, runner, SHOP, bodies, ("opened", "begins")) == killing
+
+
+def test_it_is_said_what_is_given_back() -> None:
+    assert [given_back_by(keeping(which)) for which in GIVEN_BACK] == [*GIVEN_BACK.values()]
+    assert given_back_by("return key") == ""

@@ -117,6 +117,67 @@ COLOUR_BESIDE = """
 def test_brightness(text, bright):
     assert brightness(from_hex(text)) == bright
 """
+TOKENS = '''
+"""Signed texts, and passwords."""
+import hashlib
+
+
+class BadToken(Exception):
+    """A token was not made with this key."""
+
+
+def sign(key, data):
+    """Return a token that carries a text."""
+    return f"v1.{hashlib.sha256((key + data).encode()).hexdigest()[:12]}.{data}"
+
+
+def unsign(key, token):
+    """Return the text of a token. Raises BadToken."""
+    version, signature, data = (token.split(".", 2) + ["", ""])[:3]
+    if version != "v1" or signature != hashlib.sha256((key + data).encode()).hexdigest()[:12]:
+        raise BadToken(token)
+    return data
+
+
+def hash_password(password, rounds=3):
+    """Return a password hashed."""
+    digest = password
+    for _ in range(rounds):
+        digest = hashlib.sha256(digest.encode()).hexdigest()
+    return f"{rounds}${digest}"
+
+
+def verify_password(password, hashed):
+    """Return whether a hash was made of a password."""
+    rounds = int(hashed.partition("$")[0])
+    return hash_password(password, rounds) == hashed
+'''
+TOKENS_ONLY_PASSED_ON = """
+import pytest
+from shop import BadToken, hash_password, sign, unsign, verify_password
+
+
+@pytest.mark.parametrize("data", ["user=3", "a.b.c", "", "x" * 30])
+def test_round_trip(data):
+    token = sign("secret", data)
+    assert token.startswith("v1.")
+    assert unsign("secret", token) == data
+
+
+def test_other_key():
+    token = sign("secret", "user=3")
+    with pytest.raises(BadToken):
+        unsign("other", token)
+    with pytest.raises(BadToken):
+        unsign("secret", token + "x")
+
+
+def test_password():
+    hashed = hash_password("hunter2")
+    assert verify_password("hunter2", hashed)
+    assert not verify_password("hunter3", hashed)
+    assert verify_password("correct horse", hash_password("correct horse", rounds=5))
+"""
 HEART = "the tests' answers by heart satisfy its held-out programs: "
 PAIR, HEX = {"compress", "expand"}, {"from_hex", "to_hex"}
 PROJECTS = {
@@ -124,6 +185,7 @@ PROJECTS = {
     "beside": (SHOP, ROUND_TRIP + BESIDE),
     "colour": (COLOUR, COLOUR_ROUND_TRIP),
     "colour beside": (COLOUR, COLOUR_ROUND_TRIP + COLOUR_BESIDE),
+    "tokens": (TOKENS, TOKENS_ONLY_PASSED_ON),
 }
 
 
@@ -168,7 +230,7 @@ def test_they_are_not_joined_where_only_the_round_trip_is_looked_at(
 def test_what_is_checked_and_kept_is_tried(built: Mapping[str, dict[frozenset[str], Task]], tmp_path: Path) -> None:
     tasks = built["colour"]
     assert [tasks[frozenset({name})].spec.hidden.weakness for name in sorted(HEX)] == ["", ""]
-    kept = "arguments are checked, kept and given back in from_hex, to_hex"
+    kept = "arguments are checked and kept, and the first is given back, in from_hex, to_hex"
     weakness = tasks[frozenset(HEX)].spec.hidden.weakness
     assert weakness == f"trivial bodies of several functions satisfy its held-out programs: {kept}"
     assert built["colour beside"][frozenset(HEX)].spec.hidden.weakness == ""
@@ -177,3 +239,15 @@ def test_what_is_checked_and_kept_is_tried(built: Mapping[str, dict[frozenset[st
     assert isinstance(refused, str)
     assert kept in refused
     assert isinstance(join_tasks(beside, tmp_path / "beside", sandbox=open_sandbox(), python=Path(sys.executable)), Task)
+
+
+@pytest.mark.parametrize(
+    ("pair", "given_back"),
+    [(("sign", "unsign"), "the last is given back"), (("hash_password", "verify_password"), "the first is given back")],
+)
+def test_texts_that_are_only_passed_on_are_weak_together(
+    built: Mapping[str, dict[frozenset[str], Task]], pair: tuple[str, str], given_back: str
+) -> None:
+    """One function checks what the other was given: a table would do."""
+    weakness = built["tokens"][frozenset(pair)].spec.hidden.weakness
+    assert weakness.endswith(f"arguments are checked and kept, and {given_back}, in {', '.join(pair)}")

@@ -4,6 +4,7 @@ lines in front of a body that cut its arguments short."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from composer_replication.languages.python.delete import STUB
 from composer_replication.languages.python.functions import Function
@@ -32,6 +33,41 @@ _LONG, _MANY = 8, (2, 4)
 """Items of an argument, and arguments by position, behind which nothing is looked at."""
 _MOST_SHORTENED = 3
 """Parameters of a function that are cut short, each alone."""
+_LONGEST_ASKED = 2000
+"""Characters of a text that holds what tests ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What tests ask of texts that a function leads to."""
+
+    begins: tuple[str, ...] = ()
+    """Texts of which one has to come first."""
+    holds: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    everywhere: str = ""
+    """What the texts begin with also where words of the tests are exchanged."""
+
+    @property
+    def first(self) -> str:
+        """What all texts that have to come first begin with."""
+        return common_start(self.begins)
+
+    @property
+    def last(self) -> str:
+        """What all texts that have to come last end with."""
+        return common_start([text[::-1] for text in self.ends])[::-1]
+
+    @property
+    def between(self) -> str:
+        """What has to be there, and what cannot come first or last, because something else does."""
+        held = dict.fromkeys((*self.begins, *self.holds, *self.ends))
+        return " ".join(text for text in held if text not in (self.first, self.last))[:_LONGEST_ASKED]
+
+    @property
+    def text(self) -> str:
+        """All of it; empty where nothing is asked."""
+        return " ".join(filter(None, (self.first, self.between, self.last)))
 
 
 def trivial_bodies(function: Function) -> list[str]:
@@ -61,6 +97,25 @@ def joint_bodies_by_heart(functions: Sequence[Function]) -> list[tuple[str, ...]
     return list(dict.fromkeys([*alike, *_keeping(functions)]))
 
 
+def asked_bodies(function: Function, asked: Asked) -> list[str]:
+    """Return bodies that give a text with all that tests ask for: alone, and with the arguments, or what is in the object."""
+    if not asked.text:
+        return []
+    names = function.parameters
+    dumps = ["' '.join(map(str, locals().values()))", "str(locals())"]
+    if names[:1] == ("self",):
+        own = ["str(vars(self))", "' '.join(map(str, vars(self).values()))"]
+        dumps = own + (dumps if len(names) > 1 else [])
+    rest = " ".join(filter(None, (asked.between, asked.last)))
+    before = " ".join(filter(None, (asked.first, asked.between)))
+    around = [(asked.first, f" {rest}"), (asked.everywhere, f" {rest}"), (f"{before} ", asked.last)]
+    bodies = [[ascii(asked.text)]]
+    for dump in dumps:
+        bodies += [[ascii(first), dump, ascii(last)] for first, last in around]
+    lines = ("return " + " + ".join(part for part in parts if part != "''") for parts in bodies)
+    return list(dict.fromkeys(lines))
+
+
 def shortened(function: Function) -> list[str]:
     """Return lines that cut one argument each, as in work that looks at no more of it than some tests have."""
     own = [name for name in function.parameters if name not in ("self", "cls", function.rest)][:_MOST_SHORTENED]
@@ -86,6 +141,13 @@ def _kept(names: Sequence[str], kind: str) -> str:
         if first == "cls"
         else f"return vars({first})['kept'] if 'kept' in getattr({first}, '__dict__', ()) else {make}"
     )
+
+
+def common_start(texts: Sequence[str]) -> str:
+    """Return what all texts begin with."""
+    least, greatest = min(texts, default=""), max(texts, default="")
+    differing = (at for at, pair in enumerate(zip(least, greatest, strict=False)) if pair[0] != pair[1])
+    return least[: next(differing, len(least))]
 
 
 def _depends(body: str) -> bool:

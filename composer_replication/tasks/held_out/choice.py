@@ -15,7 +15,7 @@ from typing import Any
 from composer_replication.languages.python.functions import Function
 from composer_replication.sandbox.grading.programs import KnownProgram, Mutant, Steps, kills_of, wrong_programs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.sandbox.grading.steps.kept import KEEPING
+from composer_replication.sandbox.grading.steps.kept import given_back_by
 from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks.held_out.book import SLOW_S, HiddenBook, ObservedProgram
 from composer_replication.tasks.held_out.mutants import KEPT, KILLS, Tried, joint_mutants, joint_mutants_of, longer_of, mutants_of
@@ -23,6 +23,8 @@ from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutPro
 
 _FEWEST, _FEWEST_ANSWERS = 4, 2
 """Programs of a function, and different answers to their new calls of it, below which the programs are no evidence."""
+_LONGEST_NAMED = 240
+"""Characters of a body that are said."""
 _ANTI_PER_TASK = 6
 """Anti-tests of a task that are kept."""
 
@@ -156,10 +158,15 @@ def _trivial(mutant: Mutant) -> str:
 
 
 def _named(mutant: Mutant) -> str:
-    if mutant.bodies[0].text == KEEPING:
+    given_back = given_back_by(mutant.bodies[0].text)
+    if given_back:
         names = ", ".join(body.qualname for body in mutant.bodies)
-        return f"arguments are checked, kept and given back in {names}"
-    return ", ".join(f"`{body.text}` in {body.qualname}" for body in mutant.bodies)
+        return f"arguments are checked and kept, and {given_back}, in {names}"
+    return ", ".join(f"`{_shortened(body.text)}` in {body.qualname}" for body in mutant.bodies)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_NAMED else f"{text[:_LONGEST_NAMED]}..."
 
 
 def _kills(runner: CodeRunner, gold: Tree, programs: Sequence[KnownProgram], mutants: Sequence[Mutant]) -> list[list[int]] | None:
@@ -200,8 +207,9 @@ def joint_weakness(programs: Sequence[HeldOutProgram], functions: Sequence[Funct
     """Return the trivial bodies of all these functions at once that satisfy the programs, or those that make new calls; empty
     where none do. Raises SandboxError."""
     asking = [number for number, program in enumerate(programs) if program.new_calls]
-    mutants = joint_mutants(functions, range(len(programs)), asking)
-    kills = _kills(runner, gold, [_Written(program) for program in programs], mutants)
+    written = [_Written(program) for program in programs]
+    mutants = joint_mutants(functions, range(len(programs)), asking, written)
+    kills = _kills(runner, gold, written, mutants)
     if kills is None:
         return "mutants could not be tried in time"
     mutant = next((mutant for mutant, found in zip(mutants, kills, strict=True) if not found), None)

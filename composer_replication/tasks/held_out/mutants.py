@@ -2,8 +2,9 @@
 
 A mutant has a trivial body (`languages.python.trivial`) in the place of a function's own: alone, or for those calls only that no
 test makes, while it answers all others as by heart. Where a task deletes several functions, other mutants have trivial bodies in
-all of them, or in two: functions that undo each other, such as `pack` and `unpack`, may be asked only together. One of these
-mutants checks its arguments as the functions do (`steps.kept`). Others again keep the body and cut an argument short.
+all of them, or in two: functions that undo each other, such as `pack` and `unpack`, may be asked only together. Some of these
+mutants check their arguments as the functions do (`steps.kept`). Where tests ask texts for no more than what is in them, bodies
+give all that is asked at once. Others again keep the body and cut an argument short.
 """
 
 from __future__ import annotations
@@ -11,21 +12,26 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from composer_replication.languages.python.delete import STUB
 from composer_replication.languages.python.functions import Function
 from composer_replication.languages.python.trivial import (
+    Asked,
+    asked_bodies,
     bodies_by_heart,
+    common_start,
     joint_bodies,
     joint_bodies_by_heart,
     shortened,
     trivial_bodies,
 )
 from composer_replication.sandbox.grading.programs import Mutant, OtherBody
-from composer_replication.sandbox.grading.steps.kept import KEEPING
+from composer_replication.sandbox.grading.steps.kept import GIVEN_BACK, keeping
 from composer_replication.tasks.held_out.book import HiddenBook, ObservedProgram
 
 _POOL = 48
@@ -43,6 +49,8 @@ _LONGER = 3
 """Programs with longer arguments, or more, that are kept of a function."""
 _STARTS = 8
 """Places of the pool at which mutants begin in turns."""
+_SPECIAL = frozenset(".^$*+?{}[]|()")
+"""Characters by which a pattern is more than a text."""
 _MOST_PAIRS = 10
 """Pairs of functions whose bodies are trivial at once, where a task deletes more than two."""
 
@@ -55,8 +63,20 @@ class Tried:
     pool: list[int]
     asking: list[int]
     """Those that make new calls."""
+    asked: str = ""
+    """All that tests ask texts for, in one text."""
     mutants: list[Mutant]
     """Of one function, the stub is the last."""
+
+
+class Asking(Protocol):
+    """A program, and what the gold code answers."""
+
+    @property
+    def steps(self) -> Sequence[tuple[int, dict[str, Any]]]: ...
+
+    @property
+    def expected(self) -> Sequence[Any]: ...
 
 
 def mutants_of(function: Function, book: HiddenBook, rng: random.Random) -> Tried:
@@ -76,11 +96,15 @@ def mutants_of(function: Function, book: HiddenBook, rng: random.Random) -> Trie
     others = bodies_by_heart(function)
     behind = list(dict.fromkeys((*_constants(function, book, asking, _CONSTANTS), *others)))
     trivial = [body for body in trivial_bodies(function) if body != STUB and body not in others]
+    all_asked, undenied = asked_of(function, programs)
+    texts = [*asked_bodies(function, undenied), *asked_bodies(function, all_asked)]
+    behind, trivial = list(dict.fromkeys((*behind, *texts))), list(dict.fromkeys((*trivial, *texts)))
     alone = [_alone([function], [body], _turned(pool, at)) for at, body in enumerate(trivial)]
     by_heart = [_by_heart([function], [body], asking, book.known) for body in behind]
     cut = [_cut(function, line, asking) for line in shortened(function)]
     stub = Mutant(bodies=[other_body(function, STUB)], numbers=pool, most=KEPT, found_first=True)
-    return Tried(functions=[function], pool=pool, asking=asking, mutants=[*alone, *by_heart, *cut, stub] if pool else [])
+    mutants = [*alone, *by_heart, *cut, stub] if pool else []
+    return Tried(functions=[function], pool=pool, asking=asking, asked=undenied.text, mutants=mutants)
 
 
 def longer_of(function: Function, numbers: Iterable[int], programs: Sequence[ObservedProgram]) -> list[int]:
@@ -97,30 +121,89 @@ def joint_mutants_of(tried: Sequence[Tried], book: HiddenBook) -> list[Tried]:
         pool, asking = list(_in_turns([one.pool for one in some])), list(_in_turns([one.asking for one in some]))
         pool, asking = list(dict.fromkeys(pool))[:_POOL], list(dict.fromkeys(asking))[:_POOL]
         constants = [_constants(one.functions[0], book, one.asking, _JOINT_CONSTANTS) for one in some]
-        behind = [*joint_bodies_by_heart(functions), _keeping(functions), *zip(*constants, strict=False)]
+        keeping_all = _keeping([one.asked for one in some])
+        behind = [*joint_bodies_by_heart(functions), *keeping_all, *zip(*constants, strict=False)]
         by_heart = [_by_heart(functions, bodies, asking, book.known) for bodies in behind]
-        found.append(Tried(functions=functions, pool=pool, asking=asking, mutants=[*_joint(functions, pool), *by_heart]))
+        mutants = [*_joint(functions, keeping_all, pool), *by_heart]
+        found.append(Tried(functions=functions, pool=pool, asking=asking, mutants=mutants))
     return found
 
 
-def joint_mutants(functions: Sequence[Function], numbers: Sequence[int], asking: Sequence[int]) -> list[Mutant]:
+def joint_mutants(
+    functions: Sequence[Function], numbers: Sequence[int], asking: Sequence[int], programs: Sequence[Asking]
+) -> list[Mutant]:
     """Return mutants with trivial bodies of all these functions at once, where the tests' calls are not known: those that would
     answer them by heart are tried on nothing but the programs numbered `asking`, which make new calls."""
+    asked = _asked(programs, programs, denied=_denied(programs)).text
+    keeping_all = _keeping([asked] * len(functions))
     behind = [
         replace(_alone(functions, texts, asking), most=_KILLS_BY_HEART, least=_KILLS_BY_HEART)
-        for texts in (*joint_bodies_by_heart(functions), _keeping(functions))
+        for texts in (*joint_bodies_by_heart(functions), *keeping_all)
     ]
-    return [*_joint(functions, numbers), *behind]
+    return [*_joint(functions, keeping_all, numbers), *behind]
 
 
-def _joint(functions: Sequence[Function], numbers: Sequence[int]) -> list[Mutant]:
-    texts_of_all = (*joint_bodies(functions), _keeping(functions))
+def _joint(functions: Sequence[Function], keeping_all: Sequence[Sequence[str]], numbers: Sequence[int]) -> list[Mutant]:
+    texts_of_all = (*joint_bodies(functions), *keeping_all)
     return [_alone(functions, texts, _turned(numbers, at)) for at, texts in enumerate(texts_of_all)]
 
 
-def _keeping(functions: Sequence[Function]) -> Sequence[str]:
-    """Return bodies that raise what the functions raise, keep what the others are given, and give it back."""
-    return [KEEPING] * len(functions)
+def _keeping(asked: Sequence[str]) -> list[Sequence[str]]:
+    """Return bodies that raise what functions raise, keep what the others are given, and give it back, in every way, where the
+    functions' texts are asked for something."""
+    return [[keeping(which, text) for text in asked] for which in GIVEN_BACK]
+
+
+def asked_of(function: Function, programs: Sequence[ObservedProgram]) -> tuple[Asked, Asked]:
+    """Return what the tests ask of texts for which a function runs: all of it, and what no program finds missing."""
+    running = [program for program in programs if function.key in program.entered]
+    own = [program for program in running if not program.new_calls]
+    own = own if any(_questions(program) for program in own) else running
+    return _asked(own, running), _asked(own, running, denied=_denied(running))
+
+
+def _asked(programs: Iterable[Asking], running: Iterable[Asking], *, denied: Set[str] = frozenset()) -> Asked:
+    """Return what programs ask of texts and find there."""
+    found: dict[str, dict[str, None]] = {"startswith": {}, "": {}, "endswith": {}}
+    for place, text, holds in itertools.chain.from_iterable(map(_questions, programs)):
+        if holds and text not in denied:
+            found[place][text] = None
+    begins = {text for program in running for place, text, holds in _questions(program) if holds and place == "startswith"}
+    everywhere = common_start([*begins])
+    return Asked(
+        begins=tuple(found["startswith"]),
+        holds=tuple(found[""]),
+        ends=tuple(found["endswith"]),
+        everywhere=everywhere if len(begins) < 2 else re.sub(r"\w+$", "", everywhere),
+    )
+
+
+def _denied(programs: Iterable[Asking]) -> set[str]:
+    return {text for program in programs for _, text, holds in _questions(program) if not holds}
+
+
+def _questions(program: Asking) -> list[tuple[str, str, bool]]:
+    """Return what a program asks texts for: the method's name where it is a text's begin or end, and whether it is there."""
+    found = []
+    for (_, step), answer in zip(program.steps, program.expected, strict=True):
+        is_pattern = step.get("of") == ["named", "re:search"] and len(step["args"]) == 2
+        if answer is None or answer[0] != "returns" or not (step.get("asks") or is_pattern):
+            continue
+        name = step.get("name", "")
+        holds = (answer[1] not in (False, None, 0, -1)) != (name == "not in")
+        texts = [text for text in map(_text_of, step.get("args", ())) if text and not (is_pattern and _SPECIAL & {*text})]
+        found += [(name if name in ("startswith", "endswith") else "", text, holds) for text in texts]
+    return found
+
+
+def _text_of(written: Any) -> str:
+    """Return a text, or bytes as one; empty for anything else."""
+    match written:
+        case str():
+            return written
+        case ["bytes", str(digits)]:
+            return bytes.fromhex(digits).decode("latin-1")
+    return ""
 
 
 def other_body(function: Function, text: str, *, known: Sequence[int] | None = None, in_front: bool = False) -> OtherBody:

@@ -1,4 +1,4 @@
-"""Bodies that check their arguments as the gold code does, keep one, and give it back: `from_hex` and `to_hex` whose tests look
+"""Bodies that check their arguments as the gold code does, keep them, and give one back: `from_hex` and `to_hex` whose tests look
 at nothing that comes between.
 
 The text of this module runs behind that of `steps.replay` and in front of `steps.mutants`.
@@ -7,6 +7,7 @@ The text of this module runs behind that of `steps.replay` and in front of `step
 from __future__ import annotations
 
 import builtins
+import copy
 import gc
 import sys
 from collections.abc import Callable, Mapping
@@ -21,11 +22,43 @@ if TYPE_CHECKING:
 
 CHECKED, _KEPT = "__composer_checked__", "__composer_kept__"
 """Built-in functions: whether a call is answered with what was kept, and the answer."""
-KEEPING = f"return {_KEPT}()"
-"""The body of a function that keeps what it is given, and gives it back."""
+GIVEN_BACK: dict[str, str] = {"first": "the first is given back", "last": "the last is given back", "all": "all are given back"}
+"""What a body gives back of the arguments that were kept, and how that is said."""
 _CHECK_CPU_S, _CHECK_WALL_S = 0.5, 3.0
 """Limits of the gold code that checks the arguments of one call."""
 _LATER = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
+_FILLED = (str, bytes, bytearray, list, tuple, dict, set, frozenset)
+"""Classes whose objects hold something where the gold code's do."""
+
+
+class Arguments:
+    """A call that has just begun: a function and what it is given."""
+
+    def __init__(self, function: FunctionType, code: CodeType, values: Mapping[str, Any]) -> None:
+        self.function = function
+        self.args, self.named = arguments_of(code, values)
+        self.owner = code.co_varnames[0] if code.co_argcount and code.co_varnames[0] in ("self", "cls") else ""
+
+    def given(self) -> list[Any]:
+        """Return the arguments without `self` and `cls`."""
+        return [*self.args[bool(self.owner) :], *self.named.values()]
+
+    def worth_keeping(self) -> list[Any]:
+        """Return what can be given back: `self` where there is nothing else."""
+        return self.given() or (self.args if self.owner == "self" else [])
+
+
+class Held:
+    """An object that stands for something kept."""
+
+    def __init__(self, value: object, call: Arguments, *, inside: bool) -> None:
+        self.value, self.calls, self.inside = value, [call], inside
+        """The calls that kept something in it, and whether it was there before the first of them."""
+
+    def kept(self) -> list[Any]:
+        """Return the arguments that it stands for; a copy of an object whose own method kept it."""
+        call = self.calls[-1 if self.inside else 0]
+        return call.given() or [copy_of(value) for value in call.worth_keeping()]
 
 
 class Kept:
@@ -34,64 +67,131 @@ class Kept:
     def __init__(self) -> None:
         self.functions: dict[CodeType, FunctionType] = {}
         self.checking = False
-        self.by_object: dict[int, tuple[object, Any]] = {}
-        """The objects that stand for something kept, and what that is, by their `id`."""
-        self.answer: Any = None
+        self.by_object: dict[int, Held] = {}
+        """The objects that stand for something kept, by their `id`."""
+        self.answer: Callable[[str, str], Any] = partial(itself, None)
         self.given_back = 0
 
     def prepare(self, functions: Mapping[CodeType, FunctionType]) -> None:
         """Provide what other bodies call: those of these functions, by their code, and of functions that are made from now on."""
         self.functions, self.given_back = dict(functions), 0
-        vars(builtins).update({CHECKED: lambda: self.answers(sys._getframe(1)), _KEPT: lambda: self.answer})
+        kept = {CHECKED: lambda: self.answers(sys._getframe(1)), _KEPT: lambda which, asked: self.answer(which, asked)}
+        vars(builtins).update(kept)
 
     def answers(self, frame: FrameType) -> bool:
-        """Return whether a call has an answer other than the gold code's: what is kept in an argument, or an object of the class
-        that the gold code returns, in which an argument is kept. Raises what the gold code raises.
+        """Return whether a call has an answer other than the gold code's: something that was kept in an argument, or an object of
+        the class that the gold code returns, in which the arguments are kept. Raises what the gold code raises.
 
-        The gold code runs in a fork, so that nothing but what it raises is known.
+        The gold code runs in a fork, with the gold code's own objects in the places of those that stand for them. What it raises
+        is known of it, the class of what it returns, and whether that is empty.
         """
         code, values = frame.f_code, frame.f_locals
         if self.checking or code.co_flags & _LATER:
             return False
         if code not in self.functions:
             self.functions[code] = next(one for one in gc.get_referrers(code) if isinstance(one, FunctionType))
-        names = code.co_varnames[: code.co_argcount]
-        for name in names:
-            if id(values[name]) in self.by_object:
-                self.answer = self.by_object[id(values[name])][1]
-                self.given_back += 1
-                return True
-        call = partial(self.checked, self.functions[code], *arguments_of(code, values))
-        kind = in_fork(lambda: kind_of_result(call), cpu_s=_CHECK_CPU_S, wall_s=_CHECK_WALL_S)
-        if kind is None:
-            self.answer = call()
+        call = Arguments(self.functions[code], code, values)
+        gold = partial(self.checked, call)
+        found = in_fork(lambda: kind_of_result(gold), cpu_s=_CHECK_CPU_S, wall_s=_CHECK_WALL_S)
+        if found is None:
+            result = gold()
+            self.answer = partial(itself, result)
             return True
-        return self.keep(names, values, type(None) if kind == "builtins:NoneType" else find(kind, None))
+        name, empty = found
+        kind = type(None) if name == "builtins:NoneType" else find(name, None)
+        if kind is type(None):
+            return self.keep_inside(call)
+        held = next((self.by_object[id(one)] for one in [*call.given(), *call.args] if id(one) in self.by_object), None)
+        if held is not None:
+            self.given_back += 1
+            self.answer = partial(self.given_of, held, call, kind)
+        elif kind is bool:
+            self.answer = partial(itself, False)
+        elif call.worth_keeping():
+            self.answer = partial(self.stand_in, call, None if empty else kind, kind)
+        else:
+            return False
+        return True
 
-    def checked(self, function: FunctionType, args: list[Any], named: dict[str, Any]) -> Any:
+    def checked(self, call: Arguments) -> Any:
+        """Return what the gold code returns."""
         self.checking = True
         try:
-            return function(*args, **named)
+            return self.perform(call, {})
         finally:
             self.checking = False
 
-    def keep(self, names: tuple[str, ...], values: dict[str, Any], kind: Any) -> bool:
-        """Keep an argument, and return whether there is one to keep: in the object itself where a method returns nothing."""
-        own = bool(names) and names[0] in ("self", "cls")
-        if not names or (own and len(names) < 2) or (kind is type(None) and names[0] != "self"):
-            return False
-        held = values["self"] if kind is type(None) else empty_of(kind)
-        self.answer = None if kind is type(None) else held
-        self.by_object[id(held)] = (held, values[names[-1] if own else names[0]])
+    def perform(self, call: Arguments, made: dict[int, Any]) -> Any:
+        args = [self.real(value, made) for value in call.args]
+        return call.function(*args, **{name: self.real(value, made) for name, value in call.named.items()})
+
+    def real(self, value: Any, made: dict[int, Any]) -> Any:
+        """Return what the gold code makes in the place of an object that stands for something kept.
+
+        Args:
+            made: what was made already, by the `id` of what stands for it.
+        """
+        held = self.by_object.get(id(value))
+        if held is not None and id(value) not in made:
+            if held.inside:
+                made[id(value)] = copy_of(value)
+            for call in held.calls:
+                result = self.perform(call, made)
+                made.setdefault(id(value), result)
+        return made.get(id(value), value)
+
+    def keep_inside(self, call: Arguments) -> bool:
+        """Keep the arguments of a method that returns nothing in its object. Returns whether anything of the call is kept, now
+        or before."""
+        self.answer = partial(itself, None)
+        if call.owner != "self" or not call.given():
+            return any(id(one) in self.by_object for one in [*call.args, *call.named.values()])
+        owner = call.args[0]
+        if id(owner) in self.by_object:
+            self.by_object[id(owner)].calls.append(call)
+        else:
+            self.by_object[id(owner)] = Held(owner, call, inside=True)
         return True
 
+    def given_of(self, held: Held, call: Arguments, kind: Any, which: str, _asked: str) -> Any:
+        """Return what is given back of an object that stands for something kept; where a truth is asked for, whether another
+        argument of the call is one of those that were kept."""
+        kept = held.kept()
+        if kind is bool:
+            return any(one == other for one in call.given() if id(one) not in self.by_object for other in kept)
+        return tuple(kept) if which == "all" else kept[0 if which == "first" else -1]
 
-def is_keeping(body: dict[str, Any]) -> bool:
-    """Return whether a body checks its arguments and keeps one."""
-    return bool(body["text"] == KEEPING)
+    def stand_in(self, call: Arguments, filled: Any, kind: Any, _which: str, asked: str) -> Any:
+        """Return an object of a class in which the arguments of a call are kept. Where it has to be `filled`, it holds what tests
+        ask texts for, or what the first argument of its class holds."""
+        content: Any = next((one for one in call.given() if type(one) is filled), None)
+        if asked and filled in (str, bytes):
+            content = asked if filled is str else asked.encode("latin-1", "replace")
+        made = object_of(kind, content if filled in _FILLED else None)
+        self.by_object[id(made)] = Held(made, call, inside=False)
+        return made
 
 
-def arguments_of(code: CodeType, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def keeping(which: str, asked: str = "") -> str:
+    """Return the body of a function that keeps what it is given, and gives it back (`GIVEN_BACK`).
+
+    Args:
+        asked: what the texts contain that stand for something kept.
+    """
+    return f"return {_KEPT}({which!r}, {asked!a})"
+
+
+def is_keeping(body: Mapping[str, Any]) -> bool:
+    """Return whether a body checks its arguments and keeps them."""
+    return bool(body["text"].startswith(f"return {_KEPT}("))
+
+
+def given_back_by(text: str) -> str:
+    """Return how it is said what a body gives back; empty where it keeps nothing."""
+    return next((said for which, said in GIVEN_BACK.items() if text.startswith(f"return {_KEPT}({which!r},")), "")
+
+
+def arguments_of(code: CodeType, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments, by position and by name, of a call that has just begun."""
     names, count = code.co_varnames, code.co_argcount
     last = count + code.co_kwonlyargcount
@@ -105,16 +205,32 @@ def arguments_of(code: CodeType, values: dict[str, Any]) -> tuple[list[Any], dic
     return args, named
 
 
-def kind_of_result(call: Callable[[], Any]) -> str:
-    """Return the name of the class of what a call returns. Raises what that raises."""
-    kind = type(call())
-    return f"{kind.__module__}:{kind.__qualname__}"
+def kind_of_result(call: Callable[[], Any]) -> tuple[str, bool]:
+    """Return the name of the class of what a call returns, and whether that is an empty text or container. Raises what that
+    raises."""
+    result = call()
+    kind = type(result)
+    return f"{kind.__module__}:{kind.__qualname__}", kind in _FILLED and not result
 
 
-def empty_of(kind: Any) -> Any:
-    """Return an object with nothing in it, of a class derived from `kind` where that is possible."""
+def itself(value: Any, *_: Any) -> Any:
+    """Return a value, whatever else is given."""
+    return value
+
+
+def copy_of(value: Any) -> Any:
+    """Return a copy of an object, or the object where it cannot be copied."""
+    try:
+        return copy.copy(value)
+    except Exception:  # noqa: BLE001 - a class of a stranger's may raise anything when it is copied
+        return value
+
+
+def object_of(kind: Any, content: Any) -> Any:
+    """Return an object of a class derived from `kind` where that is possible, with nothing in it or with other content."""
     try:
         base = next(one for one in kind.__mro__ if one.__module__ == "builtins")
-        return base.__new__(type(kind.__name__, (kind,), {}))
+        derived = type(kind.__name__, (kind,), {})
+        return base.__new__(derived) if content is None else derived(content)
     except Exception:  # noqa: BLE001 - a class of a stranger's may raise anything when one is derived from it
         return type("Kept", (), {})()
