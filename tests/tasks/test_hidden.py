@@ -255,7 +255,7 @@ def test_what_has_no_answer_of_its_own_is_not_asked(tasks):
     assert asked(tasks["stamp"]) == []
     unordered = answers(tasks["letters"], of=["named", "shop.words:letters"])
     assert [answer for answer in unordered if answer != ["returns", ["opaque"]]] == [], "what is made of them is asked"
-    assert ["returns", ["list", ["e", "h", "l", "o"]]] in answers(tasks["letters"], of=["named", "builtins:sorted"])
+    assert ["returns", ["list", ["e", "h", "l", "o"]]] in answers(tasks["letters"], do="look")
     joined = answers(tasks["letters"], do="method", name="join")
     assert None in joined
     assert all(answer is None or len(answer[1]) <= 1 for answer in joined), "the order of several letters is by chance"
