@@ -57,6 +57,75 @@ def test_which_names_tell(source, names):
         assert telling_names([source.encode()]) == names
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "if 0:\n    def exec(): pass\nexec('1')",
+        "class exec: pass\ndel exec\nexec('1')",
+        "def exec(): pass\ntry:\n    1 / 0\nexcept ArithmeticError as exec:\n    pass\nexec('1')",
+        "try:\n    from nowhere import exec\nexcept ImportError:\n    pass\nexec('1')",
+        "try:\n    pass\nfinally:\n    exec('1')\n    import x as exec",
+        "match 1:\n    case 2:\n        def exec(): pass\nexec('1')",
+        "match 1:\n    case exec:\n        pass\nexec('1')",
+        "while 0:\n    exec = 1\nexec('1')",
+        "for exec in ():\n    pass\nexec('1')",
+        "with a, b as exec:\n    pass\nexec('1')",
+        "with a:\n    exec = 1\nexec('1')",
+        "exec: int\nexec('1')",
+        "exec('1')\ndef exec(): pass",
+        "def f():\n    exec('1')\nf()\nexec = 1",
+        "class exec:\n    exec('1')",
+        "def exec(a=exec): pass",
+        "@run\ndef exec():\n    exec('1')",
+        "def f():\n    global exec\n    exec = 1\n    del exec\n    exec('1')",
+        "def f(exec):\n    class A:\n        exec('1')\n        exec = 1",
+        "def f(a=exec):\n    exec = 1",
+        "class A:\n    exec = 1\n    def f(self):\n        exec('1')",
+        "[exec for exec in [exec]]",
+        "def f(exec):\n    def g():\n        global exec\n        return lambda: exec('1')",
+        "from re import *\nexec('1')",
+    ],
+)
+def test_a_name_is_its_owner_s_only_where_it_is_bound_for_sure(source):
+    compile(source, "work.py", "exec")
+    assert telling_names([source.encode()]) == {"exec"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import re\ncompile = re.compile\ndef f(p):\n    return compile(p)",
+        "def f():\n    from re import compile\n    return compile('x')",
+        "import re\ndef f():\n    compile = re.compile\n    return [compile(x) for x in 'ab']",
+        "import gzip\ndef f(open=gzip.open):\n    return open('x')",
+        "def f(*open, **eval):\n    return lambda: (open, eval)",
+        "f = lambda open: open()",
+        "for open in [1]:\n    print(open)",
+        "with x as (open, eval):\n    open(eval)",
+        "def f(x):\n    with x as open:\n        for eval in open():\n            yield eval\n    try:\n        pass\n"
+        "    except E as exec:\n        print(exec)",
+        "def f(x):\n    match x:\n        case [open, *eval] | {'a': open, **eval}:\n            return open(eval)",
+        "def f(x):\n    exec = 1\n    def g():\n        nonlocal exec\n        exec += 1\n    class A:\n        b = exec",
+        "globals, (g, *open) = 1, (2, 3)\nglobals(open)",
+        "def compile(x):\n    return compile(x)\n@compile\ndef g(): pass",
+        "compile: int = 1\nif compile:\n    print(compile)",
+        "[open(eval) for open in x for eval in open()]",
+        "if x:\n    from a import open\nelse:\n    from b import open\nopen('x')",
+        "try:\n    import x\n    from a import open\nfinally:\n    pass\nopen('x')",
+        "if x:\n    from a import open\n    open('x')",
+    ],
+)
+def test_a_name_that_something_else_has_is_no_builtin(source):
+    compile(source, "work.py", "exec")
+    assert telling_names([source.encode()]) == set()
+
+
+def test_deep_code_is_looked_at():
+    deep = "x = " + "+".join(["1"] * 3000) + "\n" + "if x: pass\n" + "elif x: pass\n" * 700 + "exec('1')\n"
+    assert telling_names([deep.encode()]) <= {"exec", UNREADABLE}
+    assert telling_names([deep.encode()])
+
+
 def test_every_telling_name_has_a_kind():
     names = {name for kind in TELLING.values() for names in vars(kind).values() for name in names}
     assert {kind_of(name) for name in names} == TELLING.keys()

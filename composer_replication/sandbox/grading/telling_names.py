@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from composer_replication.sandbox.grading.bound_names import used_builtins
 from composer_replication.types.syntax import parse_module
 
 UNREADABLE = "code that cannot be parsed here"
@@ -31,7 +32,7 @@ class Telling:
     modules: frozenset[str] = frozenset()
     """Modules that are imported, with all below them."""
     builtins: frozenset[str] = frozenset()
-    """Built-in functions that are used, where the module gives the name to nothing of its own."""
+    """Built-in functions that are used, where the name is not given to something else (`bound_names`)."""
     attributes: frozenset[str] = frozenset()
     """Attributes that are read or set, names that are imported, and texts that equal one: `getattr(frame, "f_back")`."""
     methods: frozenset[str] = frozenset()
@@ -127,7 +128,7 @@ def _parse(source: bytes) -> ast.Module | str:
 
 def _found(tree: ast.Module) -> set[str]:
     bound, found = _imports(tree)
-    builtins = _BUILTINS.difference(_own_names(tree))
+    found |= used_builtins(tree, _BUILTINS)
     harmless: set[int] = set()
     """Mentions of a module for a harmless part of it: `os` in `os.path`."""
     mentioned: list[ast.Name] = []
@@ -146,23 +147,9 @@ def _found(tree: ast.Module) -> set[str]:
                 found.add(name)
             case ast.Constant(value=str(text)) if text in _ATTRIBUTES:
                 found.add(text)
-            case ast.Name(id=name, ctx=ast.Load()) if name in builtins:
-                found.add(name)
             case ast.Name(id=name) if name in bound:
                 mentioned.append(node)
     return found | {bound[node.id] for node in mentioned if id(node) not in harmless}
-
-
-def _own_names(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a module defines or imports outside of functions and classes: none of them is a built-in one there."""
-    for child in ast.iter_child_nodes(node):
-        match child:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                yield name
-            case ast.Import(names=items) | ast.ImportFrom(names=items):
-                yield from (item.asname or item.name for item in items)
-            case ast.stmt() | ast.ExceptHandler() | ast.match_case():
-                yield from _own_names(child)
 
 
 def _imports(tree: ast.Module) -> tuple[dict[str, str], set[str]]:
