@@ -156,15 +156,19 @@ def _base_of(kind: type) -> type:
 
 
 def _fields_of(kind: type) -> list[str] | None:
-    """Return the fields by which objects of a class made by `dataclasses` or attrs are equal; None where the class says itself
-    what is equal, as any other does."""
+    """Return the public fields by which objects of a class made by `dataclasses` or attrs are equal; None where the class says
+    itself what is equal, as any other does."""
     code = getattr(kind.__eq__, "__code__", None)
     if code is None or not code.co_filename.startswith("<"):
         return None
     if dataclasses.is_dataclass(kind):
-        return [field.name for field in dataclasses.fields(kind) if field.compare]
-    attributes = getattr(kind, "__attrs_attrs__", None)
-    return [field.name for field in attributes if field.eq] if isinstance(attributes, tuple) else None
+        compared = [field.name for field in dataclasses.fields(kind) if field.compare]
+    else:
+        attributes = getattr(kind, "__attrs_attrs__", None)
+        if not isinstance(attributes, tuple):
+            return None
+        compared = [field.name for field in attributes if field.eq]
+    return [name for name in compared if not name.startswith("_")]
 
 
 def _check_length(length: int) -> None:
