@@ -1,8 +1,8 @@
 """The top-level command line, and how it prints errors.
 
 A `ComposerError` prints the problem and the fix, without a traceback, and ends with its class's exit code (drawn in
-`composer_replication.types.errors`); so does standard output that cannot be written. Ctrl-C ends with 130. Anything else is a bug
-and keeps its traceback.
+`composer_replication.types.errors`), even where it cannot be printed; so does standard output that cannot be written. Ctrl-C ends
+with 130. Anything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -40,10 +40,14 @@ from composer_replication.types.guarded_streams import GuardedStream, guard_stre
 INTERRUPTED = (129, 130, 143)
 """Exit statuses after SIGHUP, Ctrl-C, SIGTERM."""
 
+_UNREAD = 1
+"""Exit status where whoever read the output has stopped."""
+
 _EXIT_CODES = (
-    "Exit codes: 2 usage or configuration, 3 task or source, 4 sandbox, 5 model, 6 teacher or budget, 7 checkpoint or disk, "
-    "8 a channel is off under strict, 9 nothing is a trace or a pair, 10 the verdict is no (grade, rollout) or nothing is left "
-    "(pairs), 11 a program that does the work died (data-juicer, Ray), 130 interrupted (143 by SIGTERM, 129 by SIGHUP)."
+    "Exit codes: 1 nobody reads the output any more, 2 usage or configuration, 3 task or source, 4 sandbox, 5 model, "
+    "6 teacher or budget, 7 checkpoint or disk, 8 a channel is off under strict, 9 nothing is a trace or a pair, "
+    "10 the verdict is no (grade, rollout) or nothing is left (pairs), 11 a program that does the work died (data-juicer, Ray), "
+    "130 interrupted (143 by SIGTERM, 129 by SIGHUP)."
 )
 
 
@@ -96,36 +100,66 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     guard_streams()
     console = Console(stderr=True)
-    out, status = sys.stdout, 0  # the guard, whatever stands there later
+    out, err = sys.stdout, sys.stderr  # the guards, whatever stands there later
+    status = _status(console, out, err)
+    if lost := _lost(out):
+        status = status or _unwritten(lost)
+        if not isinstance(lost, BrokenPipeError):  # whoever reads may stop reading
+            _show(console, StorageError(f"standard output cannot be written ({lost.strerror})", fix="send it elsewhere"))
+    for stream in (out, err):
+        if _lost(stream):
+            with open(os.devnull, "wb") as nothing:  # what is left of it would fail again when the interpreter ends
+                os.dup2(nothing.fileno(), stream.fileno())
+    sys.exit(status)
+
+
+def _status(console: Console, out: object, err: object) -> int:
+    """Run the command and return its exit status, also where its error cannot be written."""
     try:
         app()
     except ComposerError as error:
         _show(console, error)
-        status = error.exit_code
-    except SystemExit as ended:  # typer turns Ctrl-C into this, `diloco run` SIGTERM
+        return error.exit_code
+    except SystemExit as ended:  # typer turns Ctrl-C into this, `diloco run` SIGTERM, rich a pipe that nobody reads
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if status in INTERRUPTED:
-            console.print("interrupted; what was done is kept, and the same command (`train` with --resume) goes on from there")
-    except OSError:
-        if _lost(out) is None:
+            _print(console, "interrupted; what was done is kept, and the same command (`train` with --resume) goes on from there")
+        return (_lost(err) and _reported(ended)) or status
+    except OSError as error:
+        if _lost(out) is None and _lost(err) is None:
             raise
-    if lost := _lost(out):
-        status = status or StorageError.exit_code
-        if not isinstance(lost, BrokenPipeError):  # whoever reads may stop reading
-            _show(console, StorageError(f"standard output cannot be written ({lost.strerror})", fix="send it elsewhere"))
-        with open(os.devnull, "wb") as nothing:  # what is left of it would fail again when the interpreter ends
-            os.dup2(nothing.fileno(), out.fileno())
-    sys.exit(status)
+        return _reported(error) or _unwritten(error)
+    return 0
+
+
+def _reported(error: BaseException) -> int:
+    """Return the exit code of what was about to be printed when an error occurred; 0 where that was no error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(code := getattr(cause, "exit_code", None), int):
+            return code
+        cause = cause.__context__
+    return 0
+
+
+def _unwritten(error: OSError) -> int:
+    return _UNREAD if isinstance(error, BrokenPipeError) else StorageError.exit_code
 
 
 def _show(console: Console, error: ComposerError) -> None:
-    console.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
+    _print(console, Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
 
 
-def _lost(out: object) -> OSError | None:
+def _print(console: Console, text: str | Text, *, soft_wrap: bool = False) -> None:
+    """Print to standard error, or nothing where that cannot be written: the exit status says the rest."""
+    with contextlib.suppress(OSError, SystemExit):
+        console.print(text, soft_wrap=soft_wrap)
+
+
+def _lost(stream: object) -> OSError | None:
     """Return why something could not be written to a guarded stream; None where everything could."""
-    if not isinstance(out, GuardedStream):  # there is none
+    if not isinstance(stream, GuardedStream):  # there is none
         return None
     with contextlib.suppress(OSError):
-        out.flush()
-    return out.lost
+        stream.flush()
+    return stream.lost

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, TextIO, cast
 
@@ -23,6 +25,20 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _LINE_UP = "\x1b[A"
 _UP = re.compile(f"(?:{re.escape(_LINE_UP)})+")
 """How tqdm goes back to the bar above."""
+_STANDARD_ERROR = 2
+
+
+@dataclass(slots=True)
+class _Screen:
+    """The terminal that the guarded streams share."""
+
+    writer: GuardedStream | None = None
+    """Wrote last; None where something was printed past the guards, or nothing yet."""
+    below: int = 0
+    """Lines between the first of several bars of the writer's and the one that is being written."""
+
+
+_SCREEN = _Screen()
 
 
 class _Remembering:
@@ -38,6 +54,7 @@ class _Remembering:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        _SCREEN.writer = None
         with self.recorded():
             return self._stream.write(text)
 
@@ -58,15 +75,13 @@ class GuardedStream:
     r"""A text stream that shows control characters as escapes.
 
     A progress bar of a library may move: a line that begins with `\r` may contain more of them. tqdm may go down from such a
-    line, and back up as far: what was printed before the bars cannot be written over.
+    line, and back up as far: what was printed before the bars cannot be written over, nor what another stream printed since.
     """
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = _Remembering(stream)
         self._is_bar: bool | None = None
         """The line that is being written began with a carriage return; None before its first character."""
-        self._below = 0
-        """Lines between the first of several bars and the one that is being written."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "_stream":  # of a copy that has nothing yet
@@ -90,6 +105,7 @@ class GuardedStream:
         """Write a text, with escapes also for what the stream's encoding lacks. Returns its length. Raises OSError."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         self._stream.write(self._shown(text).encode(encoding, "backslashreplace").decode(encoding))
+        _SCREEN.writer = self
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -98,10 +114,12 @@ class GuardedStream:
             self.write(line)
 
     def _shown(self, text: str) -> str:
-        if self._is_bar and _UP.fullmatch(text) and text.count(_LINE_UP) <= self._below:
-            self._below -= text.count(_LINE_UP)
+        goes_on = _SCREEN.writer is self
+        _SCREEN.below = _SCREEN.below if goes_on else 0
+        if self._is_bar and _UP.fullmatch(text) and text.count(_LINE_UP) <= _SCREEN.below:
+            _SCREEN.below -= text.count(_LINE_UP)
             return text
-        goes_down = self._is_bar and not text.strip("\n")
+        goes_down = self._is_bar and goes_on and not text.strip("\n")
         shown = []
         for number, line in enumerate(_COLOUR.sub("", text).split("\n")):
             if number:
@@ -110,9 +128,9 @@ class GuardedStream:
                 self._is_bar = line.startswith("\r")
             shown.append("\r".join(map(visible, line.split("\r"))) if self._is_bar else visible(line))
         if goes_down:
-            self._below += len(text)
+            _SCREEN.below += len(text)
         elif "\n" in text or self._is_bar is False:
-            self._below = 0
+            _SCREEN.below = 0
         return "\n".join(shown)
 
 
@@ -124,8 +142,12 @@ def guarded(stream: IO[str]) -> TextIO:
 def guard_streams() -> None:
     """Guard standard output and standard error, also for the handlers of logs that hold them already, and print tracebacks whole.
 
-    Every program of ours calls it first.
+    Every program of ours calls it first. Standard streams that are closed become the null device: else a pipe that is opened
+    later gets the number of one, and a process that we start takes it for that.
     """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        os.set_inheritable(number, True)
+    os.close(number)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None:

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.text import Text
 import composer_replication
 from composer_replication.observe.console import Console
 from composer_replication.observe.terminal import Terminal
-from composer_replication.tasks.store import write_task
+from composer_replication.tasks.store import Task, write_task
 from composer_replication.types import TaskSpec
 from composer_replication.types.plain_text import visible
 
@@ -90,9 +91,9 @@ def test_tracebacks_and_logs_show_it_too():
     assert logging.lastResort is not None
 
 
-@pytest.mark.slow
-def test_a_failing_test_and_a_file_name_do_not_reach_the_terminal_of_grade(tmp_path):
-    solved = tmp_path / "solved"
+def made_task(folder: Path, stub: bytes) -> tuple[Task, Path]:
+    """A task in which `calc.py` begins as a stub, and a workspace as it begins."""
+    solved = folder / "solved"
     solved.mkdir()
     (solved / "calc.py").write_text("def add(a, b):\n    return a + b\n")
     (solved / "test_calc.py").write_text("from calc import add\n\ndef test_add():\n    assert add(2, 3) == 5\n")
@@ -106,12 +107,17 @@ def test_a_failing_test_and_a_file_name_do_not_reach_the_terminal_of_grade(tmp_p
         pass_to_pass=(),
         editable=("calc.py",),
     )
-    stub = f"def add(a, b):\n    raise NotImplementedError({CLIPBOARD!r})\n"
-    task = write_task(spec, tmp_path / "task", pristine=solved, deleted={"calc.py": stub.encode()})
-    workspace = tmp_path / "ws"
+    task = write_task(spec, folder / "task", pristine=solved, deleted={"calc.py": stub})
+    workspace = folder / "ws"
     workspace.mkdir()
     for name in ("calc.py", "test_calc.py"):
         (workspace / name).write_bytes((task.repo / name).read_bytes())
+    return task, workspace
+
+
+@pytest.mark.slow
+def test_a_failing_test_and_a_file_name_do_not_reach_the_terminal_of_grade(tmp_path):
+    task, workspace = made_task(tmp_path, f"def add(a, b):\n    raise NotImplementedError({CLIPBOARD!r})\n".encode())
     (workspace / f"{CLIPBOARD}.txt").write_text("x")
     done = composer_here("grade", task.root, "--workspace", workspace)
     assert done.returncode == 10, done.stderr
@@ -161,3 +167,31 @@ def test_output_that_cannot_be_written_is_an_error_of_every_command(words):
     assert done.returncode == (3 if "missing" in words else 1)
     assert "Traceback" not in done.stderr
     assert "standard output" not in done.stderr
+
+
+COMPOSER = [sys.executable, "-c", "from composer_replication.cli import main; main()"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "status"), [(["tasks", "show", "/nonexistent"], 3), (["nonsense"], 2), (["train", "--nope"], 2)]
+)
+def test_an_error_that_cannot_be_printed_still_has_its_exit_code(words, status):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*COMPOSER, *words], stdout=subprocess.PIPE, stderr=full, check=False)
+        assert (done.returncode, done.stdout) == (status, b"")
+        assert subprocess.run([*COMPOSER, *words], stdout=full, stderr=full, check=False).returncode == status
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with open(theirs, "wb") as unread:
+        assert subprocess.run([*COMPOSER, *words], stderr=unread, check=False).returncode == status
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["<&- >&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_no_grade(tmp_path, closed):
+    task, workspace = made_task(tmp_path, b"def add(a, b):\n    return 0\n")
+    command = shlex.join([*COMPOSER, "grade", str(task.root), "--workspace", str(workspace)])
+    assert subprocess.run(["bash", "-c", f"{command} {closed}"], capture_output=True, check=False).returncode == 10
+    (workspace / "calc.py").write_text("def add(a, b):\n    return a + b\n")
+    assert subprocess.run(["bash", "-c", f"{command} {closed}"], capture_output=True, check=False).returncode == 0

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import composer_replication
+from composer_replication.observe.console import Console
 from composer_replication.recipes.verl.plan import PLAN
 from composer_replication.tasks.exchange.harbor_export import _grader_files
 from composer_replication.types.guarded_streams import guarded
@@ -145,6 +146,25 @@ def test_tracebacks_of_threads_and_of_the_program_too():
     assert not set("\x1b\x07\r") & set(done.stderr)
 
 
+@pytest.mark.parametrize("closed", [(0,), (1, 2), (0, 1, 2)])
+def test_closed_streams_are_nothing_and_what_is_opened_later_does_not_take_their_place(closed, tmp_path):
+    code = """
+    import os, subprocess, sys
+    from composer_replication.types.guarded_streams import guard_streams
+    closed = [int(number) for number in sys.argv[2:]]
+    for number in closed:
+        os.close(number)
+    guard_streams()
+    found = [os.readlink(f"/proc/self/fd/{number}") for number in closed]
+    theirs, ours = os.pipe()
+    listed = subprocess.run(["readlink", *(f"/proc/self/fd/{number}" for number in closed)], stdin=0, stdout=ours)
+    with open(sys.argv[1], "w") as file:
+        file.write(repr((set(found), theirs > 2, listed.returncode)))
+    """
+    done = ran(code, tmp_path / "seen", *closed, guard_first=False)
+    assert (tmp_path / "seen").read_text() == "({'/dev/null'}, True, 0)", done.stderr
+
+
 def test_progress_bars_move():
     code = """
     from tqdm import tqdm
@@ -193,6 +213,25 @@ def test_bars_go_up_as_far_as_they_went_down_and_never_over_what_was_printed_bef
     for text in texts:
         stream.write(text)
     assert out.getvalue().count("\x1b[A") == obeyed
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "obeyed"),
+    [
+        (["\router", "\n"], ["\rinner", "\x1b[A"], 0),
+        (["\router"], ["\n", "\rinner", "\x1b[A"], 0),
+        (["\router", "\n"], ["\rinner", "\n", "\r", "\x1b[A", "\x1b[A"], 1),
+    ],
+)
+@pytest.mark.parametrize("how", ["print", "console"])
+def test_a_bar_does_not_go_up_over_what_another_stream_or_our_console_printed(how, before, after, obeyed):
+    out, err = guarded(io.StringIO(newline="")), guarded(io.StringIO(newline=""))
+    for text in before:
+        err.write(text)
+    print("disk full", file=out) if how == "print" else Console(file=err).print("disk full")
+    for text in after:
+        err.write(text)
+    assert err.getvalue().count("\x1b[A") == obeyed
 
 
 def test_a_copy_of_a_stream_is_one():
