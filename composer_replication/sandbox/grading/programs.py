@@ -24,7 +24,10 @@ DRIVER = (
     *(f"steps/{name}" for name in ("operators", "shipping", "calls", "replay", "kept", "mutants", "driver")),
 )
 """Modules whose texts are the program in the sandbox."""
-RECORDER = ("literals", *(f"steps/{name}" for name in ("operators", "shipping", "harness", "origins", "entered", "passed_on", "recorder")))
+RECORDER = (
+    "literals",
+    *(f"steps/{name}" for name in ("operators", "shipping", "harness", "origins", "entered", "passed_on", "recorder")),
+)
 """Modules whose texts record what tests do."""
 _CPU_S, _WALL_S = 2.0, 10.0
 """Limits of one program when it judges."""

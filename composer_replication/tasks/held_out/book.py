@@ -351,7 +351,7 @@ def _observed(
     if len(done) < len(times) or min(one["seconds"] for one in done) > SLOW_S:
         return None
     answers = zip(*(one["answers"] for one in done), strict=True)
-    expected = [same[0] if all(one == same[0] for one in same) and _counts(same[0], errors) else None for same in answers]
+    expected = [_counted(same[0], errors) if all(one == same[0] for one in same) else None for same in answers]
     again = read_again(steps, done[0]["iterators"])
     expected = [None if read else answer for answer, read in zip(expected, again, strict=True)]
     kept = _needed(steps, expected)
@@ -381,8 +381,14 @@ def _needed(steps: Steps, expected: Sequence[Any]) -> list[int]:
     return kept[::-1]
 
 
-def _counts(answer: list[Any], errors: Set[str]) -> bool:
-    """Return whether an answer is one that honest work gives too."""
-    if answer[0] == "raises":
-        return answer[1][0] in errors
-    return answer[0] == "returns" and _OF_THE_MACHINE.search(json.dumps(answer[1])) is None
+def _counted(answer: list[Any], errors: Set[str]) -> list[Any] | None:
+    """Return an answer as far as honest work gives it too, or None. Of an exception that is from the first class on that tests
+    name: its own, or one of its bases where they name all from there to `Exception`."""
+    if answer[0] != "raises":
+        known = answer[0] == "returns" and _OF_THE_MACHINE.search(json.dumps(answer[1])) is None
+        return answer if known else None
+    classes: list[str] = answer[1]
+    first = next((place for place, name in enumerate(classes) if name in errors), len(classes))
+    common = classes.index("Exception") if "Exception" in classes else len(classes)
+    promised = first == 0 or (first <= common and errors >= {*classes[first:common]})
+    return ["raises", classes[first:]] if promised else None

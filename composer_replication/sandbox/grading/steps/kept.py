@@ -31,7 +31,7 @@ _FILLED = (str, bytes, bytearray, list, tuple, dict, set, frozenset)
 """Classes whose objects hold something where the gold code's do."""
 
 
-class Arguments:
+class BegunCall:
     """A call that has just begun: a function and what it is given."""
 
     def __init__(self, function: FunctionType, code: CodeType, values: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Arguments:
 class Held:
     """An object that stands for something kept."""
 
-    def __init__(self, value: object, call: Arguments, *, inside: bool) -> None:
+    def __init__(self, value: object, call: BegunCall, *, inside: bool) -> None:
         self.value, self.calls, self.inside = value, [call], inside
         """The calls that kept something in it, and whether it was there before the first of them."""
 
@@ -90,7 +90,7 @@ class Kept:
             return False
         if code not in self.functions:
             self.functions[code] = next(one for one in gc.get_referrers(code) if isinstance(one, FunctionType))
-        call = Arguments(self.functions[code], code, values)
+        call = BegunCall(self.functions[code], code, values)
         gold = partial(self.checked, call)
         found = in_fork(lambda: kind_of_result(gold), cpu_s=_CHECK_CPU_S, wall_s=_CHECK_WALL_S)
         if found is None:
@@ -113,7 +113,7 @@ class Kept:
             return False
         return True
 
-    def checked(self, call: Arguments) -> Any:
+    def checked(self, call: BegunCall) -> Any:
         """Return what the gold code returns."""
         self.checking = True
         try:
@@ -121,7 +121,7 @@ class Kept:
         finally:
             self.checking = False
 
-    def perform(self, call: Arguments, made: dict[int, Any]) -> Any:
+    def perform(self, call: BegunCall, made: dict[int, Any]) -> Any:
         args = [self.real(value, made) for value in call.args]
         return call.function(*args, **{name: self.real(value, made) for name, value in call.named.items()})
 
@@ -140,7 +140,7 @@ class Kept:
                 made.setdefault(id(value), result)
         return made.get(id(value), value)
 
-    def keep_inside(self, call: Arguments) -> bool:
+    def keep_inside(self, call: BegunCall) -> bool:
         """Keep the arguments of a method that returns nothing in its object. Returns whether anything of the call is kept, now
         or before."""
         self.answer = partial(itself, None)
@@ -153,7 +153,7 @@ class Kept:
             self.by_object[id(owner)] = Held(owner, call, inside=True)
         return True
 
-    def given_of(self, held: Held, call: Arguments, kind: Any, which: str, _asked: str) -> Any:
+    def given_of(self, held: Held, call: BegunCall, kind: Any, which: str, _asked: str) -> Any:
         """Return what is given back of an object that stands for something kept; where a truth is asked for, whether another
         argument of the call is one of those that were kept."""
         kept = held.kept()
@@ -161,7 +161,7 @@ class Kept:
             return any(one == other for one in call.given() if id(one) not in self.by_object for other in kept)
         return tuple(kept) if which == "all" else kept[0 if which == "first" else -1]
 
-    def stand_in(self, call: Arguments, filled: Any, kind: Any, _which: str, asked: str) -> Any:
+    def stand_in(self, call: BegunCall, filled: Any, kind: Any, _which: str, asked: str) -> Any:
         """Return an object of a class in which the arguments of a call are kept. Where it has to be `filled`, it holds what tests
         ask texts for, or what the first argument of its class holds."""
         content: Any = next((one for one in call.given() if type(one) is filled), None)
