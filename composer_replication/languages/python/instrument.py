@@ -111,7 +111,9 @@ class _Instrument(ast.NodeTransformer):
         visited = self._visited(node)
         names = [_OPERATORS[type(operator)] for operator in visited.ops]
         if len(names) > 1:
-            return _hook("chained", ast.Constant(tuple(names)), visited.left, *visited.comparators)
+            return _hook(
+                "chained", ast.Tuple([ast.Constant(name) for name in names], ast.Load()), visited.left, *visited.comparators
+            )
         return _operator(names[0], visited.left, visited.comparators[0])
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
