@@ -160,6 +160,26 @@ class OpenFolder:
         finally:
             os.close(fd)
 
+    def is_only_name(self, path: str, file: BufferedReader) -> bool:
+        """Return whether the path has been the only name of a file from the moment at which it was opened by it until now.
+
+        A name that is gone never comes back: one that is given again is another. The kernel counts a name less a moment before it
+        takes the name away, so the folder is read in between, for which the kernel waits until that is done.
+
+        Raises:
+            OSError: the folder that the file lay in is not there any more, or the machine has no /proc.
+        """
+        above, _, name = path.rpartition("/")
+        folder = open_beneath(self._fd, above or ".", _FOLDER)
+        try:
+            if os.fstat(file.fileno()).st_nlink != 1:
+                return False
+            with os.scandir(folder) as entries:
+                next(entries, None)
+            return os.readlink(f"/proc/self/fd/{file.fileno()}") == f"{os.readlink(f'/proc/self/fd/{folder}')}/{name}"
+        finally:
+            os.close(folder)
+
     def read(self, path: str, most: int) -> bytes:
         """Return the content of a regular file of at most `most` bytes. Raises OSError like `file`, and for a larger one."""
         with self.file(path) as (file, _):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.sandbox import beneath
 from composer_replication.sandbox.grading import submission
 from composer_replication.sandbox.grading.submission import is_editable, read_submission
 from composer_replication.types import TaskSpec
@@ -210,3 +211,28 @@ def test_equal_size_and_time_are_not_equal_content(pristine, workspace):
     assert read(pristine, workspace) == ({"src/calc.py": b"new"}, ())
     (workspace / "big.bin").write_text("b" * ((5 << 20) - 1) + "c")
     assert "big.bin" in read(pristine, workspace)[1]
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["gone", "and back again"])
+def test_a_hard_link_that_goes_while_it_is_read_is_not_taken(pristine, workspace, tmp_path, monkeypatch, back):
+    """Once its name in the workspace is gone, a file outside of it has one name again, like any of the workspace's."""
+    outside, inside, honest = tmp_path / "gold.py", workspace / "src/calc.py", tmp_path / "honest"
+    outside.write_text("gold")
+    honest.write_text("honest")
+    inside.unlink()
+    inside.hardlink_to(outside)
+    fstat = os.fstat
+
+    def exchanging(descriptor):
+        if os.path.samestat(fstat(descriptor), os.stat(outside)) and honest.exists():
+            honest.replace(inside)
+            info = fstat(descriptor)
+            if back:
+                inside.unlink()
+                inside.hardlink_to(outside)
+            return info
+        return fstat(descriptor)
+
+    monkeypatch.setattr(beneath.os, "fstat", exchanging)
+    assert read(pristine, workspace) == ({}, ("src/calc.py",))
+    assert not honest.exists(), "the file was exchanged"

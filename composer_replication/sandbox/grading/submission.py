@@ -175,7 +175,8 @@ def _changed_file(work: OpenFolder, base: OpenFolder, path: str, before: Entry |
                     if _same(file, original):
                         return False, None
                 file.seek(0)
-            content = file.read(_MAX_FILE_BYTES + 1) if info.st_nlink == 1 and info.st_size <= _MAX_FILE_BYTES else None
+            taken = info.st_size <= _MAX_FILE_BYTES and work.is_only_name(path, file)
+            content = file.read(_MAX_FILE_BYTES + 1) if taken else None
     except OSError:  # an unreadable file does not escape grading
         return True, None
     return True, content if content is not None and len(content) <= _MAX_FILE_BYTES else None
