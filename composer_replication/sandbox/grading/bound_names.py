@@ -1,4 +1,4 @@
-"""Which built-in functions code uses by their names, and does not give the names to something of its own.
+"""Find the built-in functions that code uses by their names, without giving these names to something of its own.
 
 A name that a function binds anywhere never means the built-in one there. In a module it may, until the name is bound for sure:
 below a definition, an assignment or an import that depends on no condition, and that no `del` undoes.

@@ -21,12 +21,12 @@ Steps: TypeAlias = Sequence[tuple[int, Step]]
 
 DRIVER = (
     "literals",
-    *(f"steps/{name}" for name in ("operators", "shipping", "calls", "replay", "kept", "mutants", "driver")),
+    *(f"steps/{name}" for name in ("operators", "shipping", "calls", "references", "replay", "kept", "mutants", "driver")),
 )
 """Modules whose texts are the program in the sandbox."""
 RECORDER = (
-    "literals",
-    *(f"steps/{name}" for name in ("operators", "shipping", "harness", "origins", "entered", "passed_on", "recorder")),
+    *("literals", "steps/operators", "steps/shipping", "steps/harness", "steps/origins", "steps/entered"),
+    *("steps/references", "steps/passed_on", "steps/recorder"),
 )
 """Modules whose texts record what tests do."""
 _CPU_S, _WALL_S = 2.0, 10.0

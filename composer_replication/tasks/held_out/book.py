@@ -26,12 +26,13 @@ from composer_replication.languages.python.instrument import instrument
 from composer_replication.sandbox.grading.literals import OPAQUE
 from composer_replication.sandbox.grading.programs import Steps, examine_programs, record_steps, watch_calls
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
+from composer_replication.sandbox.grading.steps.references import needs
 from composer_replication.sandbox.protocol import Ending, Tree
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.held_out.expected_errors import ExpectedErrors
 from composer_replication.tasks.held_out.inverted import make_anti_tests
 from composer_replication.tasks.held_out.iterators import read_again, uses_of
-from composer_replication.tasks.held_out.slices import RecordedProgram, needs, programs_of
+from composer_replication.tasks.held_out.slices import RecordedProgram, programs_of
 from composer_replication.tasks.held_out.variations import Variations
 from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types.held_out_checks import AntiTest

@@ -1,11 +1,11 @@
-"""What programs may ask of an iterator, so that honest work may give a list instead."""
+"""Uses of an iterator that programs may ask for, so that honest work may give a list instead."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from composer_replication.sandbox.grading.programs import Steps
-from composer_replication.tasks.held_out.slices import needs
+from composer_replication.sandbox.grading.steps.references import needs
 
 _ITER, _NEXT = ["named", "builtins:iter"], ["named", "builtins:next"]
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from composer_replication.languages.python.changes import without_parts
 from composer_replication.languages.python.functions import Function, find_functions
 from composer_replication.sandbox.grading.literals import OPAQUE
 from composer_replication.sandbox.grading.programs import wrong_programs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
+from composer_replication.sandbox.grading.steps.references import modules_of
 from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks.held_out.book import ObservedProgram
 from composer_replication.tasks.held_out.choice import held_out
@@ -65,7 +65,7 @@ def find_told(
     parts = list(_parts(repo, gold))
     for path, changes in parts[:_MOST_PARTS]:
         wrong, unimportable = _failing(programs, failing, runner, Tree(base=solved, changes=changes))
-        telling = frozenset(number for number in wrong if not unimportable.intersection(_modules(programs[number].steps)))
+        telling = frozenset(number for number in wrong if not unimportable.intersection(modules_of(programs[number].steps)))
         found += [Told(path, telling)] if telling or not wrong else []
     keys = {function.key for function in changed}
     found += [Told(path, frozenset()) for path, _ in parts[_MOST_PARTS:]]
@@ -132,7 +132,7 @@ def _failing(
 ) -> tuple[set[int], set[str]]:
     """Return the numbers of the programs that fail on a tree, and the modules they need which cannot be imported there."""
     tried = list(numbers)
-    modules = sorted({name for number in tried for name in _modules(programs[number].steps)})
+    modules = sorted({name for number in tried for name in modules_of(programs[number].steps)})
     asked = [held_out(programs[number], "") for number in tried] + [_importing(name) for name in modules]
     wrong = wrong_programs(runner, tree, asked)[0]
     failing = {tried[number] for number in wrong if number < len(tried)}
@@ -142,19 +142,6 @@ def _failing(
 def _importing(module: str) -> HeldOutProgram:
     steps = json.dumps([[0, {"do": "value", "of": ["module", module]}]])
     return HeldOutProgram(steps=steps, expected=json.dumps([["returns", OPAQUE]]), uses="", new_calls=0)
-
-
-def _modules(written: Any) -> Iterator[str]:
-    """Yield the modules that steps name."""
-    match written:
-        case ["named" | "module", str(name)]:
-            yield name.partition(":")[0]
-        case list() | tuple():
-            for item in written:
-                yield from _modules(item)
-        case dict():
-            for item in written.values():
-                yield from _modules(item)
 
 
 def _functions(keys: Iterable[str], solved: Path) -> Iterator[Function]:

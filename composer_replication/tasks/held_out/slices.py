@@ -6,9 +6,9 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 from composer_replication.sandbox.grading.programs import Recording, Step, Steps
+from composer_replication.sandbox.grading.steps.references import needs, with_references
 
 _PIECES = (8, 24, 60)
 """Steps that touch the project, from the start of a test, after which a program of its own ends."""
@@ -58,19 +58,6 @@ def _pieces(roots: Sequence[int]) -> Iterator[Sequence[int]]:
     yield roots
 
 
-def needs(written: Any) -> Iterator[int]:
-    """Yield the numbers of the steps whose results a step uses."""
-    match written:
-        case ["step", int(number)]:
-            yield number
-        case list():
-            for item in written:
-                yield from needs(item)
-        case dict():
-            for item in written.values():
-                yield from needs(item)
-
-
 def _closure(roots: Iterable[int], recording: Recording) -> list[int]:
     """Return the roots and every step that they need, in order."""
     found: set[int] = set()
@@ -109,23 +96,16 @@ def _with_looks(numbers: Sequence[int], recording: Recording, looks: Mapping[str
     """Return the steps, and at their end a look at the last objects in every way in which tests look at their like."""
     steps = [(number, recording.steps[number]) for number in numbers]
     objects = [number for number in numbers if recording.facts[number][2] in looks][-_OBJECTS_LOOKED_AT:]
-    extra = [_moved(look, {0: number}) for number in objects for look in looks[recording.facts[number][2]]]
+    extra = [_looking_at(number, look) for number in objects for look in looks[recording.facts[number][2]]]
     return steps + list(enumerate(extra, _FIRST_LOOK))
 
 
-def _moved(written: Any, numbers: Mapping[int, int]) -> Any:
-    """Return a step that uses other steps' results: those that `numbers` gives."""
-    match written:
-        case ["step", int(number)]:
-            return ["step", numbers[number]]
-        case list():
-            return [_moved(item, numbers) for item in written]
-        case dict():
-            return {name: _moved(item, numbers) for name, item in written.items()}
-    return written
+def _looking_at(number: int, look: Step) -> Step:
+    step: Step = with_references(look, lambda _: ["step", number])
+    return step
 
 
 def _renumbered(steps: Sequence[tuple[int, Step]]) -> list[tuple[int, Step]]:
     """Return the steps numbered from 0 on, so that equal programs are equal."""
     numbers = {number: place for place, (number, _) in enumerate(steps)}
-    return [(numbers[number], _moved(step, numbers)) for number, step in steps]
+    return [(numbers[number], with_references(step, lambda of: ["step", numbers[of]])) for number, step in steps]

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from composer_replication.languages.python.inputs import changed, grown, kind_of, new_word, shape_of, with_word, words_of
 from composer_replication.sandbox.grading.programs import Step, Steps
-from composer_replication.tasks.held_out.slices import needs
+from composer_replication.sandbox.grading.steps.references import needs
 
 Palette: TypeAlias = Mapping[str, Sequence[Any]]
 """Arguments that tests use, by place (`_slots`)."""

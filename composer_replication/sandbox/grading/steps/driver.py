@@ -1,9 +1,9 @@
 """The program that does steps over the code under test inside a sandbox, and says what each gave; the host decides.
 
-Its text follows those of `literals`, `operators`, `shipping`, `calls`, `replay`, `kept` and `mutants`. The request comes on
-stdin; the answer goes over the private channel: the request's nonce and zlib-compressed JSON. Each program of steps runs in a
-fork of this process, under limits of the kernel, so that programs know nothing of each other and none is endless. Everything in
-this process may be the agent's: all it could forge is the answer to a question it has to know the answer to.
+Its text follows those of `literals`, `operators`, `shipping`, `calls`, `references`, `replay`, `kept` and `mutants`. The request
+comes on stdin; the answer goes over the private channel: the request's nonce and zlib-compressed JSON. Each program of steps runs
+in a fork of this process, under limits of the kernel, so that programs know nothing of each other and none is endless. Everything
+in this process may be the agent's: all it could forge is the answer to a question it has to know the answer to.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CHECKED, _KEPT = "__composer_checked__", "__composer_kept__"
 """Built-in functions: whether a call is answered with what was kept, and the answer."""
 GIVEN_BACK: dict[str, str] = {"first": "the first is given back", "last": "the last is given back", "all": "all are given back"}
-"""What a body gives back of the arguments that were kept, and how that is said."""
+"""The arguments that a body gives back of those that were kept -> how that is said."""
 _CHECK_CPU_S, _CHECK_WALL_S = 0.5, 3.0
 """Limits of the gold code that checks the arguments of one call."""
 _LATER = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
@@ -62,7 +62,7 @@ class Held:
 
 
 class Kept:
-    """What the calls of some functions have kept."""
+    """The arguments that calls of some functions have kept."""
 
     def __init__(self) -> None:
         self.functions: dict[CodeType, FunctionType] = {}

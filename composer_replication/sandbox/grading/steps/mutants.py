@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from composer_replication.sandbox.grading.literals import differs
     from composer_replication.sandbox.grading.steps.calls import call_of
     from composer_replication.sandbox.grading.steps.kept import CHECKED, Kept, is_keeping
-    from composer_replication.sandbox.grading.steps.replay import Program, import_modules, in_fork, modules_of, run
+    from composer_replication.sandbox.grading.steps.references import modules_of
+    from composer_replication.sandbox.grading.steps.replay import Program, import_modules, in_fork, run
 
 _UNKNOWN = "__composer_unknown__"
 """Built-in function by which other bodies ask whether the call that they are in is no known one."""
@@ -168,7 +169,7 @@ class Mutants:
             import_modules(self.programs)
         finally:
             sys.setprofile(None)
-        self.imported = sys.modules.keys() & modules_of([list(map(list, program)) for program in self.programs])
+        self.imported = sys.modules.keys() & itertools.chain.from_iterable(map(modules_of, self.programs))
         for function in gc.get_objects():
             if isinstance(function, FunctionType):
                 key = (function.__code__.co_filename, function.__code__.co_qualname)
@@ -260,7 +261,7 @@ class Mutants:
         programs = [self.programs[number] for number in numbers]
         import_modules(programs)
         set_known_calls(bodies)
-        wanted = self.imported & {*modules_of([list(map(list, program)) for program in programs])}
+        wanted = self.imported & {*itertools.chain.from_iterable(map(modules_of, programs))}
         if knows_calls(bodies) and not wanted <= sys.modules.keys():
             return []
         kills = (number for number in numbers if self.is_wrong(number, self.mutant_cpu_s[number]))

@@ -23,7 +23,7 @@ class Origins:
         self.sources = {os.path.join(self.root, path) for path in sources}
         self.places: dict[str, str] = {}
         self.names: dict[int, tuple[str, Any]] = {}
-        """What tests import or take from a module, by `id`: its name there, and the object."""
+        """Names of the objects that tests import or take from a module, by `id`, with the objects."""
 
     def place_of(self, module: object) -> str:
         """Return `source`, `test` (another file of the tree), `harness` or nothing for a module's name."""

@@ -1,5 +1,5 @@
-"""Which results of the project a test only passes on to the project, or asks for no more than a property: their form is no
-promise, such as that of a signature, or the order of what is only counted.
+"""Results that a test only passes on to the project, or asks for no more than a property: their form is no promise, such as that of
+a signature, or the order of what is only counted.
 
 The text of this module runs inside a sandbox, in front of that of `steps.recorder`. A text is known by its identity, as other
 objects are, where it is long enough to be no word of the test's own.
@@ -8,8 +8,11 @@ objects are, where it is long enough to be no word of the test's own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.sandbox.grading.steps.references import needs, with_references
 
 _TEXTS = (str, bytes)
 _SHORTEST = 8
@@ -55,7 +58,7 @@ class PassedOn:
         """Note a step with what it was given and what it gave; whether the project's code took it, and whether it touches the
         project without the texts that are followed."""
         text, follows = type(result) in _TEXTS, self.follows(operands)
-        if not own and (follows or not self.containers.isdisjoint(numbers_in(step))):
+        if not own and (follows or not self.containers.isdisjoint(needs(step))):
             self.asking[number] = touching
             if type(result) in (int, float):
                 self.numbers.append((number, result))
@@ -98,15 +101,15 @@ class PassedOn:
         places of references to them, and have steps that ask something of another text touch the project."""
         looked = self.all_looked(steps)
         values = {number: text for number, text in self.values.items() if number in looked}
-        used = {needed for step in steps for needed in numbers_in(step)}
+        used = {needed for step in steps for needed in needs(step)}
         passed_on = ({*self.values} - looked) | self.containers | self.compared
         for number, step in enumerate(steps):
             if number in passed_on and number in used:
                 step["unused"] = True
-            if number in self.asking and (self.asking[number] or not looked.issuperset(numbers_in(step))):
+            if number in self.asking and (self.asking[number] or not looked.issuperset(needs(step))):
                 facts[number] = (facts[number][0], True, facts[number][2])
                 step["asks"] = True
-            steps[number] = filled(step, values)
+            steps[number] = with_references(step, lambda of: written_text(values[of]) if of in values else ["step", of])
 
     def all_looked(self, steps: list[dict[str, Any]]) -> set[int]:
         """Return the steps whose results a test looks at, also in a container. A text made of another stands for itself."""
@@ -114,36 +117,15 @@ class PassedOn:
         pending = [*self.looked]
         for step in steps:
             if step["do"] in ("look", "items"):
-                pending += numbers_in(step)
+                pending += needs(step)
         while pending:
             number = pending.pop()
             if number not in found:
                 found.add(number)
-                pending += [] if number in whole else numbers_in(steps[number])
+                pending += [] if number in whole else needs(steps[number])
         return found
 
 
-def numbers_in(written: Any) -> Iterator[int]:
-    """Yield the numbers of the steps that a step refers to."""
-    match written:
-        case ["step", int(number)]:
-            yield number
-        case list():
-            for item in written:
-                yield from numbers_in(item)
-        case dict():
-            for item in written.values():
-                yield from numbers_in(item)
-
-
-def filled(written: Any, values: dict[int, Any]) -> Any:
-    """Return a step with texts in the places of references to the steps that gave them."""
-    match written:
-        case ["step", int(number)] if number in values:
-            value = values[number]
-            return value if isinstance(value, str) else ["bytes", value.hex()]
-        case list():
-            return [filled(item, values) for item in written]
-        case dict():
-            return {name: filled(item, values) for name, item in written.items()}
-    return written
+def written_text(text: str | bytes) -> Any:
+    """Encode a text."""
+    return text if isinstance(text, str) else ["bytes", text.hex()]

@@ -1,9 +1,9 @@
 """Recorder of what tests do with a project's objects: steps over handles, which can be done again without the tests.
 
 Its text runs in a sandbox as an observer of `pytest_driver`, behind those of `literals`, `operators`, `shipping`, `harness`,
-`entered` and `passed_on`, while test files run that `languages.python.instrument` has rewritten. A handle is the number of the
-step that made an object. What happens inside a recorded step is not recorded: the project's own calls are not part of its
-interface.
+`entered`, `references` and `passed_on`, while test files run that `languages.python.instrument` has rewritten. A handle is
+the number of the step that made an object. What happens inside a recorded step is not recorded: the project's own calls are not
+part of its interface.
 
 A step is a mapping: `do` says what, `unused` that the test does not look at the result, `asks` that it asks a text of any form
 something. For the host stand beside it, in `facts`: the test, whether the project is touched, and the class of the result where

@@ -1,6 +1,6 @@
 """Doing the steps of a program over the code under test inside a sandbox, each program in a fork under limits of the kernel.
 
-The text of this module runs behind those of `literals`, `operators`, `shipping` and `calls`, in front of those of `mutants`
+The text of this module runs behind those of `literals`, `operators`, `shipping`, `calls` and `references`, in front of `mutants`
 and `driver`.
 """
 
@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from composer_replication.sandbox.grading.literals import MOST_ITEMS, OPAQUE, decode, encode_items, encode_result
     from composer_replication.sandbox.grading.steps.calls import Calls, KnownCalls
     from composer_replication.sandbox.grading.steps.operators import operate
+    from composer_replication.sandbox.grading.steps.references import modules_of
     from composer_replication.sandbox.grading.steps.shipping import rebuild
 
 Program: TypeAlias = "Sequence[tuple[int, dict[str, Any]]]"
@@ -219,23 +220,10 @@ def in_fork(work: Callable[[], Any], *, cpu_s: float, wall_s: float) -> Any:
         return None
 
 
-def modules_of(value: Any) -> Iterator[str]:
-    """Yield the modules that steps name."""
-    match value:
-        case ["named" | "module", str(name)]:
-            yield name.partition(":")[0]
-        case list():
-            for item in value:
-                yield from modules_of(item)
-        case dict():
-            for item in value.values():
-                yield from modules_of(item)
-
-
 def import_modules(programs: Sequence[Program]) -> None:
     """Import what programs need, so that their forks need not; what cannot be imported is their answer."""
     loops = ["asyncio"] if any(step["do"] == "await" for program in programs for _, step in program) else []
-    for name in dict.fromkeys([*loops, *modules_of([list(map(list, program)) for program in programs])]):
+    for name in dict.fromkeys([*loops, *itertools.chain.from_iterable(map(modules_of, programs))]):
         try:
             importlib.import_module(name)
         except BaseException:  # noqa: BLE001 - the code under test may raise anything
