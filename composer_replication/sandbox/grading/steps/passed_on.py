@@ -1,5 +1,5 @@
-"""Results that a test only passes on to the project, or asks for no more than a property: their form is no promise, such as that of
-a signature, or the order of what is only counted.
+"""Results that a test only passes on to the project, or asks for no more than a property: their form is no promise, such as that
+of a signature, or the order of what is only counted.
 
 The text of this module runs inside a sandbox, in front of that of `steps.recorder`. A text is known by its identity, as other
 objects are, where it is long enough to be no word of the test's own.
