@@ -729,3 +729,28 @@ def test_a_program_runs_from_bytecode_or_from_its_texts(monkeypatch, magic):
     exec(program, place)
     assert place["operate"]("add", 1, 2) == 3
     assert len(compiled) == (0 if magic != b"another" else 2)
+
+
+COUNTED = PAIR.replace("def first(*items):\n", "seen = []\n\n\ndef first(*items):\n    seen.append(items)\n") + """
+
+def count():
+    return len(seen)
+"""
+TOO_MANY = ("items = items[:2]", "if len(items) > 2: __import__('os')._exit(3)", "while len(items) > 2: pass")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_import", ["", "\nfirst(1)\nseen.clear()\n"], ids=["in the function", "in a changed file"])
+@pytest.mark.parametrize("line", TOO_MANY, ids=["answers otherwise", "ends the process", "has no end"])
+def test_a_mutant_that_may_survive_is_killed_by_the_same_programs(tmp_path, runner, line, at_import):
+    """Its programs are done in one process first: there each but the first counts what those before it left."""
+    source = COUNTED + at_import
+    (tmp_path / "stack.py").write_text(source)
+    numbers, tree = [0, 1, 2, 3], Tree(base=tmp_path)
+    steps = [[*call("stack:first", *range(count)), (9, call("stack:count")[0][1])] for count in (1, 2, 3, 4)]
+    found = examine_programs(runner, tree, steps, lines=True)
+    programs = [Known(program, seen["answers"]) for program, seen in zip(steps, found, strict=True)]
+    assert {program.expected[-1][1] for program in programs} == {1}
+    one = mutant(source, {"first": line}, numbers, in_front=True)
+    assert kills_of(runner, tree, programs, [one, replace(one, least=0)]) == [[2, 3], [2, 3]]
+    assert kills_of(runner, tree, programs, [mutant(source, {"first": "pass"}, numbers, in_front=True, least=0)]) == [[]]

@@ -48,6 +48,7 @@ _PICKLING = (
     "__getnewargs__",
     "__getnewargs_ex__",
 )
+_RESUME = dis.opmap["RESUME"]
 _LONGEST_NUMBER = 2000
 """Bits of an integer that is kept as an answer: Python writes no number of many thousand digits."""
 
@@ -244,7 +245,7 @@ def is_plain(value: Any) -> bool:
 
 def start_of(code: CodeType) -> int:
     """Return the offset of the instruction at which a call begins; a generator goes on at later ones."""
-    return next((found.offset for found in dis.get_instructions(code) if found.opname == "RESUME"), 0)
+    return max(2 * code.co_code[::2].find(_RESUME), 0)
 
 
 class Calls:

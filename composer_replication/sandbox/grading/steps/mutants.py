@@ -10,6 +10,7 @@ import contextlib
 import gc
 import importlib.machinery
 import itertools
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ _UNKNOWN = "__composer_unknown__"
 """Built-in function by which other bodies ask whether the call that they are in is no known one."""
 _IMPORT_CPU_S, _IMPORT_WALL_S = 5.0, 20.0
 """Limits of importing what a file with another body is part of; CPU-seconds of programs are not counted."""
+_TOGETHER_CPU_S, _TOGETHER_WALL_S = 2.0, 10.0
+"""Limits of programs that are done one after the other in a single fork."""
 
 
 def forget_tree() -> None:
@@ -186,8 +189,25 @@ class Mutants:
         answers, self.kept.given_back = found or (None, self.kept.given_back)
         return differs(self.expected[number], answers)
 
+    def suspects(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Return the numbers whose programs are answered wrongly when all are done one after the other in a single fork; all
+        numbers where that does not get to its end.
+
+        That costs a tenth of a fork for each program. But what a program leaves behind is there for the next.
+        """
+
+        def wrong() -> list[int]:
+            answers = ((number, json.loads(json.dumps(run(self.programs[number])))) for number in numbers)
+            return [number for number, answer in answers if differs(self.expected[number], answer)]
+
+        found = in_fork(wrong, cpu_s=_TOGETHER_CPU_S, wall_s=_TOGETHER_WALL_S)
+        return numbers if found is None else list(found)
+
     def holds(self, number: int) -> bool:
         """Return whether the gold code answers a program as expected, here and now."""
+        if not self.held:
+            everything = range(len(self.programs))
+            self.held = dict.fromkeys(set(everything).difference(self.suspects(everything)), True)
         if number not in self.held:
             self.held[number] = not self.is_wrong(number, self.cpu_s)
         return self.held[number]
@@ -205,7 +225,8 @@ class Mutants:
             known = killers.setdefault(functions, {})
             first = known if mutant["found_first"] else {}
             numbers = [*first, *(number for number in mutant["numbers"] if number not in first)]
-            found = [] if functions in survived else self.kills_of(mutant["bodies"], numbers, max(mutant["most"], len(first)))
+            most, may_survive = max(mutant["most"], len(first)), mutant["least"] == 0
+            found = [] if functions in survived else self.kills_of(mutant["bodies"], numbers, most, may_survive=may_survive)
             known.update(dict.fromkeys(found))
             if len(found) < mutant["least"]:
                 survived.add(functions)
@@ -213,8 +234,11 @@ class Mutants:
             answers.append(found)
         return answers
 
-    def kills_of(self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int) -> list[int]:
-        """Return the first `most` of the numbers whose programs kill a mutant."""
+    def kills_of(
+        self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int, *, may_survive: bool
+    ) -> list[int]:
+        """Return the first `most` of the numbers whose programs kill a mutant. One that most programs do not tell, so that it
+        `may_survive`, is tried on those alone that tell it among others."""
         set_known_calls(bodies)
         functions: list[FunctionType] = []
         codes: list[CodeType] = []
@@ -223,7 +247,7 @@ class Mutants:
             lines = lines_of(place_of(body))
             other = [code_with(body, lines, function.__code__) for function in found]
             if not found or None in other:
-                return self.kills_in_files(bodies, numbers, most)
+                return self.kills_in_files(bodies, numbers, most, may_survive=may_survive)
             functions += found
             codes += filter(None, other)
         self.kept.prepare(dict(zip(codes, functions, strict=True)))
@@ -233,6 +257,9 @@ class Mutants:
                 wrong = self.is_wrong(number, self.mutant_cpu_s[number])
             return wrong and self.holds(number)
 
+        if may_survive:
+            with swapped(functions, codes):
+                numbers = self.suspects(numbers)
         killing = list(itertools.islice(filter(kills, numbers), most))
         return list(itertools.islice(filter(self.holds, numbers), most)) if self.keeps_nothing(bodies, killing) else killing
 
@@ -241,19 +268,24 @@ class Mutants:
         mutant: all programs count as killing it."""
         return not found and any(map(is_keeping, bodies)) and not self.kept.given_back
 
-    def kills_in_files(self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int) -> list[int]:
+    def kills_in_files(
+        self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int, *, may_survive: bool
+    ) -> list[int]:
         """Do `kills_of` with changed files. All programs kill a mutant whose modules cannot be imported with it, or not to the
         end. One that knows calls does as the gold code does until then: if it is not imported, that says nothing, and it
         survives."""
-        work = partial(self.kills_imported, bodies, numbers, most)
+        work = partial(self.kills_imported, bodies, numbers, most, may_survive=may_survive)
         found = in_fork(work, cpu_s=_IMPORT_CPU_S, wall_s=_IMPORT_WALL_S)
         if found is None:
             return [] if knows_calls(bodies) else list(itertools.islice(filter(self.holds, numbers), most))
         if all(map(self.holds, found)):
             return list(found)
-        return self.kills_in_files(bodies, [number for number in numbers if self.holds(number)], most)
+        holding = [number for number in numbers if self.holds(number)]
+        return self.kills_in_files(bodies, holding, most, may_survive=may_survive)
 
-    def kills_imported(self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int) -> list[int]:
+    def kills_imported(
+        self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int, *, may_survive: bool
+    ) -> list[int]:
         forget_tree()
         replace_bodies(bodies)
         set_known_calls(())  # what a module calls when it is imported, it calls for every test
@@ -264,7 +296,8 @@ class Mutants:
         wanted = self.imported & {*itertools.chain.from_iterable(map(modules_of, programs))}
         if knows_calls(bodies) and not wanted <= sys.modules.keys():
             return []
-        kills = (number for number in numbers if self.is_wrong(number, self.mutant_cpu_s[number]))
+        suspects = self.suspects(numbers) if may_survive else numbers
+        kills = (number for number in suspects if self.is_wrong(number, self.mutant_cpu_s[number]))
         found = list(itertools.islice(kills, most))
         return list(numbers[:most]) if self.keeps_nothing(bodies, found) else found
 
