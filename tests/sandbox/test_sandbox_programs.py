@@ -731,11 +731,14 @@ def test_a_program_runs_from_bytecode_or_from_its_texts(monkeypatch, magic):
     assert len(compiled) == (0 if magic != b"another" else 2)
 
 
-COUNTED = PAIR.replace("def first(*items):\n", "seen = []\n\n\ndef first(*items):\n    seen.append(items)\n") + """
+COUNTED = (
+    PAIR.replace("def first(*items):\n", "seen = []\n\n\ndef first(*items):\n    seen.append(items)\n")
+    + """
 
 def count():
     return len(seen)
 """
+)
 TOO_MANY = ("items = items[:2]", "if len(items) > 2: __import__('os')._exit(3)", "while len(items) > 2: pass")
 
 

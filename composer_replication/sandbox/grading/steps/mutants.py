@@ -234,9 +234,7 @@ class Mutants:
             answers.append(found)
         return answers
 
-    def kills_of(
-        self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int, *, may_survive: bool
-    ) -> list[int]:
+    def kills_of(self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int, *, may_survive: bool) -> list[int]:
         """Return the first `most` of the numbers whose programs kill a mutant. One that most programs do not tell, so that it
         `may_survive`, is tried on those alone that tell it among others."""
         set_known_calls(bodies)
