@@ -112,6 +112,16 @@ def test_a_joined_task_that_loses_programs_is_weak(tmp_path: Path, runner: CodeR
 
 
 STUB = "def scale(x):\n    raise NotImplementedError\n"
+
+
+@pytest.mark.slow
+def test_a_body_that_only_programs_kill_which_the_stub_satisfies_is_tried_on_others(tmp_path: Path, runner: CodeRunner) -> None:
+    gold = b"def scale(x):\n    if x % 4:\n        raise NotImplementedError\n    return x * 3 - 1\n"
+    checks = chosen(runner, tmp_path, STUB, gold=gold)
+    assert checks.weakness == ""
+    assert len(checks.programs) == 5, "those with a number that four divides"
+
+
 BY_HEART = "the tests' answers by heart satisfy its held-out programs: otherwise "
 
 

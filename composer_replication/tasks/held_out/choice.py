@@ -23,6 +23,8 @@ from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutPro
 
 _FEWEST, _FEWEST_ANSWERS = 4, 2
 """Programs of a function, and different answers to their new calls of it, below which the programs are no evidence."""
+_ROUNDS = 3
+"""Times that mutants are tried on other programs, since those that kill them are satisfied by the stub as well."""
 _LONGEST_NAMED = 240
 """Characters of a body that are said."""
 _ANTI_PER_TASK = 6
@@ -96,14 +98,43 @@ def choose_checks(
     chosen: dict[str, HeldOutProgram] = {}
     weakness = "" if groups else "its solution changes no function"
     for group in (*groups, *several):
+        killing = [next(found) for _ in group.mutants]
+        if len(group.functions) == 1:
+            killing = _failed_by_stub(group, killing, runner, gold, book)
         choose = _chosen if len(group.functions) == 1 else _chosen_together
-        programs, why = choose(group, [next(found) for _ in group.mutants], book.programs)
+        programs, why = choose(group, killing, book.programs)
         for program in programs:
             chosen.setdefault(program.steps, program)
         if isinstance(why, Mutant):
             why = _survival(why, group, runner, gold, book)
         weakness = weakness or why
     return HeldOutChecks(programs=tuple(chosen.values()), anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness=weakness)
+
+
+def _failed_by_stub(
+    group: Tried, kills: list[list[int]], runner: CodeRunner, gold: Tree, book: HiddenBook
+) -> list[list[int]]:
+    """Try those mutants of one function on other programs that too few programs kill besides such as its stub satisfies: these
+    are dropped. Return all that kill each mutant. Raises SandboxError."""
+    satisfied: set[int] = set()
+    for _ in range(_ROUNDS if kills and _surviving(group, kills) is None else 0):
+        failing = {*kills[-1]}
+        more = {number for found in kills for number in found} - failing - satisfied
+        pairs = enumerate(zip(group.mutants, kills, strict=True))
+        lost = [at for at, (mutant, found) in pairs if len(failing.intersection(found)) < mutant.least]
+        if not (more and lost):
+            break
+        satisfied |= more
+        others = [
+            replace(one, numbers=[n for n in one.numbers if n not in satisfied]) for one in (group.mutants[at] for at in lost)
+        ]
+        again = _kills(runner, gold, book.programs, [*others, replace(group.mutants[-1], numbers=[], most=0)])
+        if again is None:
+            break
+        kills = [*kills[:-1], [*kills[-1], *(number for number in again[-1] if number not in failing)]]
+        for at, found in zip(lost, again[:-1], strict=True):
+            kills[at] = [*kills[at], *found]
+    return kills
 
 
 def _chosen(
