@@ -111,9 +111,7 @@ def choose_checks(
     return HeldOutChecks(programs=tuple(chosen.values()), anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness=weakness)
 
 
-def _failed_by_stub(
-    group: Tried, kills: list[list[int]], runner: CodeRunner, gold: Tree, book: HiddenBook
-) -> list[list[int]]:
+def _failed_by_stub(group: Tried, kills: list[list[int]], runner: CodeRunner, gold: Tree, book: HiddenBook) -> list[list[int]]:
     """Try those mutants of one function on other programs that too few programs kill besides such as its stub satisfies: these
     are dropped. Return all that kill each mutant. Raises SandboxError."""
     satisfied: set[int] = set()
