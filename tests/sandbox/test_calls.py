@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import contextlib
 import datetime
 import decimal
+import dis
 import enum
 import functools
+import inspect
 import re
 import sys
+from types import CodeType
 from typing import Any
 
 import pytest
 
-from composer_replication.sandbox.grading.steps.calls import Calls, Description, answer_of, call_of
+from composer_replication.sandbox.grading.steps.calls import Calls, Description, answer_of, call_of, start_of
 
 
 class Slotted:
@@ -217,3 +222,12 @@ def test_of_the_calls_that_are_not_known_two_are_described() -> None:
     first = watched(lambda: failing("1")).of["m.py::failing"]
     assert list(watched(work).of["m.py::failing"].values()) == ["1", "2", "3", "4"]
     assert list(watched(work, known={"m.py::failing": set(first)}).of["m.py::failing"].values()) == ["2", "3"]
+
+
+def test_a_call_begins_where_the_disassembler_finds_its_start() -> None:
+    codes = [compile(inspect.getsource(module), "module", "exec") for module in (asyncio.tasks, contextlib)]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    starts = [next(found.offset for found in dis.get_instructions(code) if found.opname == "RESUME") for code in codes]
+    assert len({*starts}) > 1, "a generator's is not the first instruction"
+    assert [start_of(code) for code in codes] == starts

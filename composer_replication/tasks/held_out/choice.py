@@ -24,7 +24,7 @@ from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutPro
 _FEWEST, _FEWEST_ANSWERS = 4, 2
 """Programs of a function, and different answers to their new calls of it, below which the programs are no evidence."""
 _ROUNDS = 3
-"""Times that mutants are tried on other programs, since those that kill them are satisfied by the stub as well."""
+"""Times that mutants are tried again, on programs other than those that the stub satisfies."""
 _LONGEST_NAMED = 240
 """Characters of a body that are said."""
 _ANTI_PER_TASK = 6
@@ -100,9 +100,9 @@ def choose_checks(
     for group in (*groups, *several):
         killing = [next(found) for _ in group.mutants]
         if len(group.functions) == 1:
-            killing = _failed_by_stub(group, killing, runner, gold, book)
-        choose = _chosen if len(group.functions) == 1 else _chosen_together
-        programs, why = choose(group, killing, book.programs)
+            programs, why = _chosen(group, _tried_again(group, killing, runner, gold, book), book.programs)
+        else:
+            programs, why = _chosen_together(group, killing, book.programs)
         for program in programs:
             chosen.setdefault(program.steps, program)
         if isinstance(why, Mutant):
@@ -111,9 +111,12 @@ def choose_checks(
     return HeldOutChecks(programs=tuple(chosen.values()), anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness=weakness)
 
 
-def _failed_by_stub(group: Tried, kills: list[list[int]], runner: CodeRunner, gold: Tree, book: HiddenBook) -> list[list[int]]:
-    """Try those mutants of one function on other programs that too few programs kill besides such as its stub satisfies: these
-    are dropped. Return all that kill each mutant. Raises SandboxError."""
+def _tried_again(group: Tried, kills: list[list[int]], runner: CodeRunner, gold: Tree, book: HiddenBook) -> list[list[int]]:
+    """Return the programs that kill each mutant of one function, after more trials where they may turn out to be too few.
+
+    A program that the stub satisfies is not chosen, whatever else it kills. Mutants that lose a program in this way are tried
+    on those that are left. Raises SandboxError.
+    """
     satisfied: set[int] = set()
     for _ in range(_ROUNDS if kills and _surviving(group, kills) is None else 0):
         failing = {*kills[-1]}

@@ -31,7 +31,7 @@ _UNKNOWN = "__composer_unknown__"
 _IMPORT_CPU_S, _IMPORT_WALL_S = 5.0, 20.0
 """Limits of importing what a file with another body is part of; CPU-seconds of programs are not counted."""
 _TOGETHER_CPU_S, _TOGETHER_WALL_S = 2.0, 10.0
-"""Limits of programs that are done one after the other in a single fork."""
+"""Limits of all programs that run in one fork, one after the other."""
 
 
 def forget_tree() -> None:
@@ -190,10 +190,11 @@ class Mutants:
         return differs(self.expected[number], answers)
 
     def suspects(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Return the numbers whose programs are answered wrongly when all are done one after the other in a single fork; all
-        numbers where that does not get to its end.
+        """Return the numbers of programs that are answered wrongly when all run in one fork, one after the other; all numbers
+        where the fork does not get to its end.
 
-        That costs a tenth of a fork for each program. But what a program leaves behind is there for the next.
+        Most of what a program takes in a fork of its own is the copying of pages. But here each finds what those before it left
+        behind, so a wrong answer is no proof.
         """
 
         def wrong() -> list[int]:
@@ -235,8 +236,11 @@ class Mutants:
         return answers
 
     def kills_of(self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int, *, may_survive: bool) -> list[int]:
-        """Return the first `most` of the numbers whose programs kill a mutant. One that most programs do not tell, so that it
-        `may_survive`, is tried on those alone that tell it among others."""
+        """Return the first `most` of the numbers whose programs kill a mutant.
+
+        Args:
+            may_survive: no program has to kill it, and most do not. Only `suspects` are tried.
+        """
         set_known_calls(bodies)
         functions: list[FunctionType] = []
         codes: list[CodeType] = []
