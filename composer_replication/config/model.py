@@ -61,7 +61,17 @@ class ModelConfig(Section):
     """Add this times the load-balancing loss of a mixture of experts to the loss (Switch Transformer, arXiv:2101.03961, equation
     4), so that its router does not come to choose the same few. Set it, to what the model was pretrained with (0.001 is usual),
     when you train the router or the experts; adapters on attention layers alone need none. 0 adds nothing."""
+    router_replay: bool = False
+    """Have every token of a mixture of experts go through the experts that it was sampled with when the policy learns from it
+    (Rollout Routing Replay, arXiv:2510.11370). Set it where sampler and trainer choose other experts for a share of the tokens:
+    with a vLLM or SGLang server, or in bfloat16. Tokens of hints and pairs, which nothing sampled, are routed as ever."""
     lora: LoraConfig = LoraConfig()
+
+    @model_validator(mode="after")
+    def _compiled_routers_choose_themselves(self) -> Self:
+        if self.compile and self.router_replay:
+            refuse("router_replay = true and compile = true: routers are compiled", "set compile = false")
+        return self
 
     @model_validator(mode="after")
     def _lora_copies_nothing(self) -> Self:

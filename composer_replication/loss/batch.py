@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.loss.batch_keys import Batch
-from composer_replication.loss.forward import sequence_logprobs
+from composer_replication.loss.forward import experts_tensor, sequence_logprobs
 from composer_replication.policy_gradient import Objective, sequence_weights
 from composer_replication.types import HintedTurn, Message, Pair, StopReason, Trajectory, Turn
 from composer_replication.types.errors import ModelError
+from composer_replication.types.routed_experts import UNKNOWN
 
 HintReduction: TypeAlias = Literal["turn", "token"]
 
@@ -95,6 +96,8 @@ def _rows(
             old_logprobs[i, where] = torch.tensor(turn.logprobs)
             added[i, where] = more
     batch = {"input_ids": input_ids, "attention_mask": attention_mask, "response_mask": response_mask}
+    if any(trajectory.experts is not None for trajectory in trajectories):
+        batch["routed_experts"] = _experts(trajectories, input_ids.shape[1])
     if advantages is None:
         batch["rlvr_weights"], batch["rlvr_denominator"] = sequence_weights(response_mask, "dapo")
         return batch
@@ -110,6 +113,19 @@ def _rows(
         "rlvr_denominator": denominator,
         "dropped_tokens": ((response_mask != 0) & scored[:, None] & ~finite).sum(),
     }
+
+
+def _experts(trajectories: Sequence[Trajectory], width: int) -> Tensor:
+    """Return int16 [B, width, L, K], `UNKNOWN` for tokens whose experts were not recorded. Raises ValueError."""
+    known = [None if trajectory.experts is None else experts_tensor(trajectory.experts) for trajectory in trajectories]
+    shapes = {tuple(experts.shape[1:]) for experts in known if experts is not None}
+    if len(shapes) > 1:
+        raise ValueError(f"trajectories have experts of several models: {sorted(shapes)} layers and experts of a token")
+    found = torch.full((len(known), width, *shapes.pop()), UNKNOWN, dtype=torch.int16)
+    for row, experts in zip(found, known, strict=True):
+        if experts is not None:
+            row[: len(experts)] = experts[:width]
+    return found
 
 
 def _hints(hints: Sequence[HintedTurn], trajectories: Sequence[Trajectory], pad_id: int, reduction: HintReduction) -> Batch:

@@ -18,6 +18,7 @@ ROW_KEYS = (
     "sampler_logprobs",
     "ref_logprobs",
     "rlvr_weights",
+    "routed_experts",
 )
 HINT_KEYS = (
     "ctx_teacher_input_ids",

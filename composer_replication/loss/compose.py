@@ -21,6 +21,8 @@ tokens, P pairs). A value "at position p" belongs to the token AT p, which the l
 - hint: `ctx_teacher_input_ids` [H, Tt], `ctx_teacher_attention_mask`, `student_row` [H] (absent: 0..H-1),
   `student_response_idx` [H, K], `teacher_response_idx` [H, K], `sdpo_loss_mask` [H, K] (weight of each compared token; 0 and
   -100 leave it out), `hint_denominator`.
+- a mixture of experts with `enable_router_replay`: `routed_experts` [B, T, L, K] (experts of each token, by layer; -1: the
+  router chooses).
 - a mixture of experts with `set_router_balance`: `router_share` [], the share of the batch's first-channel tokens that this
   micro-batch has (absent: 1, that is all), by which the load-balancing loss of its rows is multiplied.
 - replay: `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}` [P, Tc or Tr], `dpo_{chosen,rejected}_ref_logprobs` [P]
@@ -47,6 +49,7 @@ from composer_replication.loss.channels.replay import pair_rows, replay_channel
 from composer_replication.loss.channels.rlvr import rlvr_channel, token_weights
 from composer_replication.loss.forward import (
     Forward,
+    Rows,
     balance_of,
     computing,
     fallbacks,
@@ -170,6 +173,8 @@ def compose_loss(
             found["hint"] = hint_channel(model, _student(read), read.hinted, batch, teacher, options.hint, taid_t)
         positions = _positions(read)
         made = _added_up(model, found, off, options.hint.weight, options.replay.weight, positions)
+        if read.student is not None and read.student.routing is not None:
+            made = dataclasses.replace(made, metrics={**made.metrics, **read.student.routing.metrics()})
         return _balanced(model, made, read, batch)
 
 
@@ -239,7 +244,8 @@ def _read(
     model: nn.Module, batch: Mapping[str, Tensor], idle: Container[str], teacher: SelfTeacher, given: Forward | None
 ) -> _Read:
     """Read the rows of all channels, together where their prefixes can be shared."""
-    rows = (batch["input_ids"], batch.get("attention_mask")) if "rlvr" not in idle or "hint" not in idle else None
+    wanted = "rlvr" not in idle or "hint" not in idle
+    rows = Rows(batch["input_ids"], batch.get("attention_mask"), batch.get("routed_experts")) if wanted else None
     live = "hint" not in idle and any(part.is_live(model) for part in teacher.parts(model)) and why_no_tree(model) is None
     inputs = [] if rows is None or given is not None else [rows]
     inputs += [hinted_rows(batch)] if live else []

@@ -18,6 +18,7 @@ from torch import Tensor
 from composer_replication.config import RlvrConfig
 from composer_replication.loss.batch_keys import DENOMINATORS, HINT_KEYS, PAIR_KEYS, ROW_KEYS, Batch, check_keys
 from composer_replication.loss.channels.rlvr import teaching_tokens
+from composer_replication.loss.forward.router_replay import marked
 from composer_replication.loss.forward.tree import shared_length
 
 
@@ -205,8 +206,11 @@ def _lengths(batch: Mapping[str, Tensor], ids: str, mask: str) -> list[int]:
 
 
 def _sequences(batch: Mapping[str, Tensor], ids: str, mask: str) -> list[Tensor]:
-    """Return the tokens of each row."""
-    return [row[:length] for row, length in zip(batch.get(ids, ()), _lengths(batch, ids, mask), strict=True)]
+    """Return the tokens of each row, or integers that tell those apart as well that go through other experts."""
+    rows = [row[:length] for row, length in zip(batch.get(ids, ()), _lengths(batch, ids, mask), strict=True)]
+    if ids != "input_ids" or "routed_experts" not in batch:
+        return rows
+    return [marked(row.cpu(), experts[: len(row)].cpu()) for row, experts in zip(rows, batch["routed_experts"], strict=True)]
 
 
 def _check_size(tokens: int) -> None:
@@ -237,5 +241,5 @@ def _trim(part: Batch) -> Batch:
         if mask_key in part:
             used = (part[mask_key] > 0).any(0).nonzero()
             width = int(used.max()) + 1 if len(used) else 1
-            part = part | {key: part[key][:, :width] for key in keys if key in part and part[key].dim() == 2}
+            part = part | {key: part[key][:, :width] for key in keys if key in part and part[key].dim() > 1}
     return part

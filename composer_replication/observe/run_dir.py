@@ -17,6 +17,7 @@ One process writes a run at a time; several of its threads may.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import threading
@@ -156,15 +157,15 @@ class RunDir:
 
     def write_trajectories(self, arm: str, step: int, trajectories: Iterable[Trajectory]) -> None:
         """Write all trajectories of one step, replacing what was there."""
-        _replace_lines(self.trajectories_path(arm, step), [to_json(t) for t in trajectories])
+        _replace_lines(self.trajectories_path(arm, step), [trajectory_row(t) for t in trajectories])
 
     def write_evaluation(self, arm: str, step: int, trajectories: Iterable[Trajectory]) -> None:
         """Write all trajectories of the evaluation after `step` optimizer steps, replacing what was there."""
-        _replace_lines(self.evaluation_path(arm, step), [to_json(t) for t in trajectories])
+        _replace_lines(self.evaluation_path(arm, step), [trajectory_row(t) for t in trajectories])
 
     def write_traces(self, arm: str, trajectories: Iterable[Trajectory]) -> None:
         """Write the frozen traces of an arm, replacing what was there."""
-        _replace_lines(self.traces_path(arm), [to_json(t) for t in trajectories])
+        _replace_lines(self.traces_path(arm), [trajectory_row(t) for t in trajectories])
 
     def write_hints(self, arm: str, step: int, hints: Iterable[Hint]) -> None:
         """Write all hints of one step, replacing what was there."""
@@ -248,6 +249,12 @@ class RunDir:
     def read_pairs(self, arm: str) -> list[dict[str, Any]]:
         """Read the replay pairs of an arm; empty when there are none."""
         return list(files.read_lines(self.pairs_path(arm)))
+
+
+def trajectory_row(trajectory: Trajectory) -> Any:
+    """Return a trajectory as a run's files have it: without the experts of a mixture, which are as large as all the rest, and
+    which only the update after the rollout reads."""
+    return to_json(dataclasses.replace(trajectory, experts=None))
 
 
 def _step_files(folder: Path) -> list[tuple[Path, int]]:

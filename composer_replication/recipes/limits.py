@@ -163,6 +163,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         SubstrateLimit("loss.hint.useful_only", "the rollouts of a step are scored in one pass", can=_FULL),
         SubstrateLimit("model.frozen_copies", "TRL moves its models to its device", ("cpu",), _FULL),
         SubstrateLimit("model.router_balance", "TRL cuts its batches itself", can=_FULL),
+        SubstrateLimit("model.router_replay", "TRL keeps no experts of its rollouts", can=_FULL),
     ),
     "verl": (
         _servers("its own servers sample"),
@@ -180,6 +181,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         SubstrateLimit("model.compile", "verl compiles what it compiles by options of its own", can=_TRAINED_HERE),
         SubstrateLimit("model.frozen_copies", "verl shards its reference itself", ("cpu",), _FULL),
         SubstrateLimit("model.router_balance", "its engine reads no router", can=_FULL),
+        SubstrateLimit("model.router_replay", "verl replays routers on Megatron alone", can=_FULL),
         _MERGED,
         *_one_update("a step of the run is an optimizer step of verl's"),
         SubstrateLimit("loss.rlvr.kl_estimator", "the engine's KL has no ratios", ("unbiased",), _FULL, "choose k3 or k2"),
@@ -294,6 +296,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         ),
         SubstrateLimit("model.lora.rank", "PRIME-RL has adapters of its own kind", can=_TRAINED_HERE),
         SubstrateLimit("model.router_balance", "PRIME-RL gives a loss no router", can=_FULL),
+        SubstrateLimit("model.router_replay", "PRIME-RL replays routers by an option of its own", can=_FULL),
         _MERGED,
     ),
 }

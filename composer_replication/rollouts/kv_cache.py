@@ -59,6 +59,8 @@ class Session:
     """Ids of the conversation that are not in `layers`: the last sampled one, or all of them in an engine that recomputes."""
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Keys and values per layer, `[length, H, D]` each, owned by this session alone."""
+    experts: Tensor | None = None
+    """Integers `[length, L, K]`: the experts of a mixture that the stored positions went through, where they are recorded."""
 
 
 def merge_caches(sessions: Sequence[Session], layers: int) -> Cache:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from composer_replication.loss.forward import (
@@ -17,7 +18,10 @@ from composer_replication.loss.forward import (
     compute_dtype,
     evaluating,
     forward,
+    replays_routers,
+    routing,
     why_plain,
+    written_down,
 )
 from composer_replication.loss.forward.models import window_of
 from composer_replication.rollouts.kv_cache import Session, merge_caches, split_cache
@@ -39,6 +43,8 @@ class TransformersEngine:
     rows leave the batch once they are half of it. Equal prompts of new sessions (siblings) are read once. Each request draws from
     its own generator, so a sample depends on the rest of its batch only through rounding, and the same batch with the same
     seeds gives the same bits.
+
+    Of a mixture with `model.router_replay` it records the experts that each token goes through.
 
     The weights are the trainer's own: after an optimizer step call `reset`, because cached keys belong to the weights they were
     computed with.
@@ -83,6 +89,7 @@ class TransformersEngine:
             raise ModelError("no token ends a turn", fix="set `tokenizer.eos_token` or pass stop_ids")
         self._stop = torch.tensor(sorted(set(stops)), device=self.device)
         self._sessions: dict[str, Session] = {}
+        self._records = replays_routers(module)
 
     @property
     def context_window(self) -> int:
@@ -131,7 +138,8 @@ class TransformersEngine:
         if len(unique) < len(requests):
             batch.select(torch.tensor(rows, device=self.device))
             batch.rows = torch.arange(len(rows), device=self.device)
-        ids, logprobs = self._decode(batch, requests, feeds, temperature)
+        experts: dict[int, Tensor] = {}
+        ids, logprobs = self._decode(batch, requests, feeds, temperature, experts)
         if not bool(torch.isfinite(logprobs).all()):
             raise ModelError(
                 "the model's log-probs are not finite, so nothing can be sampled from it",
@@ -140,8 +148,13 @@ class TransformersEngine:
         stops = set(self._stop.tolist())
         drawn = [[i for i in row if i >= 0] for row in ids.tolist()]
         return [
-            Sample(ids=tuple(row), logprobs=tuple(lps[: len(row)]), finished=row[-1] in stops)
-            for row, lps in zip(drawn, logprobs.tolist(), strict=True)
+            Sample(
+                ids=tuple(row),
+                logprobs=tuple(lps[: len(row)]),
+                finished=row[-1] in stops,
+                experts=written_down(experts[number]) if number in experts else None,
+            )
+            for number, (row, lps) in enumerate(zip(drawn, logprobs.tolist(), strict=True))
         ]
 
     def _check(self, requests: Sequence[SampleRequest], sessions: Sequence[Session], feeds: Sequence[Sequence[int]]) -> None:
@@ -168,14 +181,25 @@ class TransformersEngine:
             cache = merge_caches(sessions, self._config.num_hidden_layers)
         else:
             cache = DynamicCache(config=self._model_config)
-        logits = self._forward(ids, mask, lengths + offset.clamp(min=0), cache)
+        logits, experts = self._forward(ids, mask, lengths + offset.clamp(min=0), cache)
         lengths = lengths[:, 0] + width - padding[:, 0]
-        return _Batch(cache, mask, logits, lengths, torch.arange(count, device=device))
+        batch = _Batch(cache, mask, logits, lengths, torch.arange(count, device=device))
+        if experts is not None:
+            none = experts[0, :0]
+            known = [none if session.experts is None else session.experts for session in sessions]
+            batch.experts = [pad_sequence(known, True, 0.0, "left"), experts]
+        return batch
 
     def _decode(
-        self, batch: _Batch, requests: Sequence[SampleRequest], feeds: Sequence[tuple[int, ...]], temperature: float
+        self,
+        batch: _Batch,
+        requests: Sequence[SampleRequest],
+        feeds: Sequence[tuple[int, ...]],
+        temperature: float,
+        experts: dict[int, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Sample ids `[B, N]`, -1 after a row's end, with their log-probs; the sessions are updated on the way."""
+        """Sample ids `[B, N]`, -1 after a row's end, with their log-probs; the sessions are updated on the way, and `experts` by
+        request."""
         device, most = self.device, max(r.max_new_tokens for r in requests)
         limits = torch.tensor([r.max_new_tokens for r in requests], device=device)
         uniform = uniforms([r.seed for r in requests], most, device)
@@ -192,35 +216,57 @@ class TransformersEngine:
             if living == 0:
                 break
             if 2 * living <= len(rows):
-                self._remember(batch, (~alive).nonzero()[:, 0], ids, requests, feeds)
+                self._remember(batch, (~alive).nonzero()[:, 0], ids, requests, feeds, experts)
                 kept = alive.nonzero()[:, 0]
                 batch.select(kept)
                 token, alive = token[kept], alive[kept]
             batch.mask = torch.nn.functional.pad(batch.mask, (0, 1), value=True)
             positions = batch.lengths.clamp(max=self.context_window - 1)[:, None]  # rows that have ended may run on past it
-            batch.logits = self._forward(token[:, None], batch.mask, positions, batch.cache)
+            batch.logits, chosen = self._forward(token[:, None], batch.mask, positions, batch.cache)
             batch.lengths = batch.lengths + 1
-        self._remember(batch, torch.arange(len(batch.rows), device=device), ids, requests, feeds)
+            batch.experts += [] if chosen is None else [chosen]
+        self._remember(batch, torch.arange(len(batch.rows), device=device), ids, requests, feeds, experts)
         return ids, logprobs
 
     def _remember(
-        self, batch: _Batch, which: Tensor, ids: Tensor, requests: Sequence[SampleRequest], feeds: Sequence[tuple[int, ...]]
+        self,
+        batch: _Batch,
+        which: Tensor,
+        ids: Tensor,
+        requests: Sequence[SampleRequest],
+        feeds: Sequence[tuple[int, ...]],
+        experts: dict[int, Tensor],
     ) -> None:
-        """Keep the sessions of the batch rows `which`, without what was sampled after their turn had ended."""
+        """Keep the sessions of the batch rows `which`, without what was sampled after their turn had ended, and their experts by
+        request."""
         rows = batch.rows[which].tolist()
         drawn = [[i for i in row if i >= 0] for row in ids[rows].tolist()]
-        if self.cache_mode == "recompute":
-            for row, sampled in zip(rows, drawn, strict=True):
-                self._sessions[requests[row].session] = Session(pending=(*feeds[row], *sampled))
-            return
         keep = batch.mask[which]
         decoded = keep.shape[1] - batch.prefilled
         sampled_columns = torch.tensor([len(d) - 1 for d in drawn], device=self.device)[:, None]
         keep[:, batch.prefilled :] = torch.arange(decoded, device=self.device)[None] < sampled_columns
+        if batch.experts:
+            chosen = torch.split(torch.cat(batch.experts, dim=1)[which][keep], keep.sum(1).tolist())
+            experts.update(zip(rows, chosen, strict=True))
+        if self.cache_mode == "recompute":
+            for row, sampled in zip(rows, drawn, strict=True):
+                self._sessions[requests[row].session] = Session(pending=(*feeds[row], *sampled))
+            return
         for row, sampled, layers in zip(rows, drawn, split_cache(batch.cache, which, keep), strict=True):
-            self._sessions[requests[row].session] = Session(length=len(layers[0][0]), pending=(sampled[-1],), layers=layers)
+            self._sessions[requests[row].session] = Session(
+                length=len(layers[0][0]), pending=(sampled[-1],), layers=layers, experts=experts.get(row)
+            )
 
-    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> tuple[Tensor, Tensor | None]:
+        """Return logits `[B, V]` after the last column, and the experts `[B, T, L, K]` of all columns where they are recorded."""
+        if not self._records:
+            return self._logits(ids, mask, positions, cache), None
+        with routing() as seen:
+            logits = self._logits(ids, mask, positions, cache)
+        experts = seen.experts()
+        return logits, experts.reshape(*ids.shape, *experts.shape[1:])
+
+    def _logits(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         """Return logits `[B, V]` after the last column. Where autocast would round them they are formed as the losses form them,
         so that the log-probs of what is sampled are those that the trainer finds."""
         if compute_dtype(self.model) is not None and "position_ids" in self._accepts and why_plain(self.model) is None:
@@ -252,12 +298,15 @@ class _Batch:
         self.rows = rows
         """Which request each row answers, `[B]`."""
         self.prefilled = mask.shape[1]
+        self.experts: list[Tensor] = []
+        """The experts of the columns, `[B, some columns, L, K]` each; none where they are not recorded."""
 
     def select(self, index: Tensor) -> None:
         """Take these rows, in this order; a row may be taken several times."""
         self.cache.reorder_cache(index)
         self.mask, self.logits, self.lengths = self.mask[index], self.logits[index], self.lengths[index]
         self.rows = self.rows[index]
+        self.experts = [experts[index] for experts in self.experts]
 
 
 def _distinct(sessions: Sequence[Session], feeds: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int]]:

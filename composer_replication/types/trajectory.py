@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from composer_replication.types.grade import GradeReport, Reward
 from composer_replication.types.messages import Message, ToolCall, ToolResult, ToolSchema
+from composer_replication.types.routed_experts import RoutedExperts
 
 
 class StopReason(StrEnum):
@@ -66,6 +67,9 @@ class Trajectory:
     reward: Reward
     grade: GradeReport | None = None
     arm: str = ""
+    experts: RoutedExperts | None = None
+    """Of a mixture with `model.router_replay`: the experts that the tokens of the whole sequence went through, from the first one
+    on. The last sampled one was not read any more."""
 
     def context_ids(self, turn: int) -> tuple[int, ...]:
         """Return the exact token ids the policy had seen when it sampled turn `turn` (0-based); `len(turns)` gives everything."""

@@ -17,6 +17,7 @@ from transformers import AutoConfig, FalconConfig, FalconForCausalLM, LlamaConfi
 from transformers.models.gemma2 import Gemma2Config, Gemma2ForCausalLM
 
 from composer_replication.loss.forward import (
+    Rows,
     enable_checkpointing,
     evaluating,
     read_rows,
@@ -38,9 +39,9 @@ def qwen3(**options: Any) -> Any:
     return with_exact_norms(model)
 
 
-def padded(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(rows: list[list[int]]) -> Rows:
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    return ids, pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True)
+    return Rows(ids, pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True))
 
 
 sequences = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8)
@@ -110,7 +111,7 @@ def test_several_batches_are_read_as_each_row_alone(checkpointed: bool) -> None:
     read = read_rows(model, inputs)
     assert calls == [len({tuple(row[: n + 1]) for row in ROWS for n in range(len(row))})], "every prefix once"
     total, expected = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    numbered = [(part, row) for part, (ids, _) in enumerate(inputs) for row in range(len(ids))]
+    numbered = [(part, row) for part, (ids, *_) in enumerate(inputs) for row in range(len(ids))]
     for (part, row), tokens in zip(numbered, ROWS, strict=True):
         hidden = alone(input_ids=torch.tensor([tokens])).logits[0, :-1]
         position = torch.arange(1, len(tokens))
@@ -130,20 +131,20 @@ def test_padding_is_no_token() -> None:
 
 def test_rows_that_share_nothing_are_read_side_by_side() -> None:
     ids = torch.arange(1, 13).view(3, 4)
-    (read,) = read_rows(qwen3(), [(ids, None)])
+    (read,) = read_rows(qwen3(), [Rows(ids)])
     assert read.places is None
     assert read.output.shape[:2] == (3, 4)
 
 
 def test_rows_that_are_padded_on_the_left_are_read_as_they_are() -> None:
-    model, (ids, mask) = qwen3(), padded(ROWS)
-    (read,) = read_rows(model, [(ids.flip(-1), mask.flip(-1))])
+    model, (ids, mask, _) = qwen3(), padded(ROWS)
+    (read,) = read_rows(model, [Rows(ids.flip(-1), mask.flip(-1))])
     assert read.places is None
 
 
 def test_the_model_is_otherwise_what_it_was(tmp_path: Any) -> None:
     """Outside trees its attention is the one it had; nothing of it is saved, and copies read trees too."""
-    model, (ids, mask) = qwen3(), padded(ROWS)
+    model, (ids, mask, _) = qwen3(), padded(ROWS)
     before, text = model(input_ids=ids, attention_mask=mask).logits, model.generate(ids[:1], max_new_tokens=8, do_sample=False)
     assert why_no_tree(model) is None
     torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits, before, rtol=0, atol=0)
@@ -151,9 +152,9 @@ def test_the_model_is_otherwise_what_it_was(tmp_path: Any) -> None:
     model.save_pretrained(tmp_path)
     assert "composer" not in (tmp_path / "config.json").read_text()
     assert AutoConfig.from_pretrained(tmp_path)._attn_implementation != model.config._attn_implementation
-    assert read_rows(copy.deepcopy(model), [(ids, mask)])[0].places is not None
+    assert read_rows(copy.deepcopy(model), [Rows(ids, mask)])[0].places is not None
     model.set_attn_implementation("sdpa")
-    assert read_rows(model, [(ids, mask)])[0].places is not None
+    assert read_rows(model, [Rows(ids, mask)])[0].places is not None
 
 
 def window() -> Any:
@@ -228,7 +229,7 @@ def test_models_that_cannot_share_prefixes_read_their_rows_whole(make: Any, why:
     assert read.places is None
     with evaluating(model):
         logits = model(input_ids=torch.tensor([ROWS[5]])).logits[0, 5].log_softmax(-1)
-        ids, mask = padded(ROWS)
+        ids, mask, _ = padded(ROWS)
         wanted = torch.zeros_like(ids).index_put((torch.tensor(5), torch.tensor(6)), torch.tensor(1))
         found = sequence_logprobs(model, ids, mask, wanted)[5, 6].to(logits)
         torch.testing.assert_close(found, logits[ROWS[5][6]], rtol=1e-2, atol=1e-4)
@@ -246,7 +247,7 @@ def test_attention_takes_no_more_than_the_segments_need() -> None:
     prompt = torch.randint(1, 97, (400,))
     rows = torch.stack([torch.cat([prompt, torch.randint(1, 97, (100,))]) for _ in range(8)])
     counts = []
-    for read in (lambda: read_rows(model, [(rows, None)])[0].output, lambda: model.model(input_ids=rows).last_hidden_state):
+    for read in (lambda: read_rows(model, [Rows(rows)])[0].output, lambda: model.model(input_ids=rows).last_hidden_state):
         read()  # the first time proves what the model can
         with FlopCounterMode(display=False) as counter:
             read().sum().backward()

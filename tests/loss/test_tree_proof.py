@@ -33,7 +33,15 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from composer_replication.loss.forward import evaluating, read_rows, set_compute_dtype, tree_attention, tree_proof, why_no_tree
+from composer_replication.loss.forward import (
+    Rows,
+    evaluating,
+    read_rows,
+    set_compute_dtype,
+    tree_attention,
+    tree_proof,
+    why_no_tree,
+)
 
 SIZES: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
@@ -101,7 +109,7 @@ def read_alone(model: Any, ids: torch.Tensor) -> torch.Tensor:
 def read(model: Any, ids: torch.Tensor) -> tuple[bool, torch.Tensor]:
     """Whether rows are read as a tree, and their log-probs [B, T, V]."""
     with evaluating(model):
-        (found,) = read_rows(model, [(ids, None)])
+        (found,) = read_rows(model, [Rows(ids)])
         rows, positions = torch.meshgrid(torch.arange(len(ids)), torch.arange(1, ids.shape[1] + 1), indexing="ij")
         values = found.rows(rows.flatten(), positions.flatten()).logits().log_softmax(-1)
     return found.places is not None, values.view(*ids.shape, -1)
@@ -274,7 +282,7 @@ def test_training_without_noise_allows_a_tree() -> None:
 def test_batches_without_tokens_are_refused(shape: tuple[int, int]) -> None:
     empty = torch.zeros(shape, dtype=torch.int64)
     with pytest.raises(ValueError, match="a batch of rows holds no token"):
-        read_rows(llama(), [(IDS, None), (empty, None)])
+        read_rows(llama(), [Rows(IDS), Rows(empty)])
 
 
 def test_a_model_that_is_compiled_whole_says_so() -> None:
@@ -287,7 +295,7 @@ def test_the_branches_of_a_tree_are_found_once_for_all_layers(monkeypatch: pytes
     made: list[int] = []
     real = tree_attention._branches
     monkeypatch.setattr(tree_attention, "_branches", lambda segments: made.append(len(segments)) or real(segments))
-    (found,) = read_rows(model, [(IDS, None)])
+    (found,) = read_rows(model, [Rows(IDS, None)])
     found.output.sum().backward()
     assert len(made) == 1
 

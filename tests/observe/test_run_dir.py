@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from tempfile import gettempdir
@@ -19,6 +20,7 @@ from composer_replication.observe import RunDir, deterministic
 from composer_replication.observe.files import append_line, dump_line, exclusive, read_lines, replace_file
 from composer_replication.types import GradeReport, Hint, Outcome, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 from composer_replication.types.errors import ConfigError, StorageError
+from composer_replication.types.routed_experts import RoutedExperts
 
 
 def trajectory(name: str, reward: float | Unscored = 1.0) -> Trajectory:
@@ -93,6 +95,13 @@ def test_everything_written_is_read_back_exactly(run: RunDir) -> None:
     assert event["path"] == str(run.path)
     assert (run.path / "trajectories/grpo/step_00001.jsonl").is_file()
     assert (run.path / "ckpt").is_dir()
+
+
+def test_the_experts_of_a_mixture_are_left_out(run: RunDir) -> None:
+    one = trajectory("0/task/0")
+    experts = RoutedExperts.of(b"\1\0" * 12, (3, 2, 2))
+    run.write_trajectories("grpo", 0, [replace(one, experts=experts)])
+    assert run.read_trajectories("grpo", 0) == [one]
 
 
 def test_metrics_lines_are_strict_json_in_sorted_order(run: RunDir) -> None:

@@ -6,8 +6,10 @@ prints `listening on URL`, a line for every request to sample, and ends when its
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
+import io
 import json
 import socket
 import sys
@@ -17,9 +19,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 import torch
 
 from composer_replication.config import ModelConfig
+from composer_replication.loss.forward import experts_tensor
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.rollouts.protocol import SampleRequest
 from composer_replication.rollouts.transformers_engine import TransformersEngine
@@ -34,7 +38,7 @@ class Backend:
     Faults: `raw` (log-probs untempered), `no_ids`, `no_logprobs`, `short` (a log-prob is missing), `nan`, `alien_stop` (a turn
     ends at its first token), `cut` (so does its length), `reads_more` (a token before the prompt), `hold` (never answers), `busy`
     (503 twice), `always_busy`, `crash` (breaks the connection), `keeps` (says it has loaded weights, and has not), `no_loading`,
-    `refuses` (500), `page` (answers everything with a page).
+    `refuses` (500), `page` (answers everything with a page), `few_experts` (of a mixture, those of one token are missing).
     """
 
     def __init__(self, model: Any, tokenizer: Any, faults: tuple[str, ...] = (), *, key: str = "", name: str = "policy") -> None:
@@ -99,7 +103,18 @@ class Backend:
         if "nan" in self.faults:
             logprobs[-1] = float("nan")
         tops = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True)) | {drawn[0]: scores[0, drawn[0]].item()}
-        return {"ids": drawn, "logprobs": logprobs, "top": tops, "ended": ended}
+        experts = None if sample.experts is None else experts_tensor(sample.experts).numpy()
+        return {"ids": drawn, "logprobs": logprobs, "top": tops, "ended": ended, "experts": experts}
+
+    def said(self, experts: Any) -> Any:
+        """Return experts as the server says them."""
+        return experts[:-1] if "few_experts" in self.faults else experts
+
+
+def _npy(array: Any) -> str:
+    held = io.BytesIO()
+    np.save(held, array)
+    return base64.b64encode(held.getvalue()).decode()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -241,6 +256,7 @@ class VllmHandler(_Handler):
             "finish_reason": "stop" if found["ended"] else "length",
             "token_ids": None if "no_ids" in faults else found["ids"],
             "prompt_token_ids": ([1] if "reads_more" in faults else []) + body["prompt"],
+            "routed_experts": None if found["experts"] is None else _npy(backend.said(found["experts"]).astype("uint8")),
         }
         return 200, {"object": "text_completion", "model": body["model"], "choices": [choice]}
 
@@ -309,6 +325,8 @@ class SglangHandler(_Handler):
         if "no_logprobs" not in faults:
             about["output_token_logprobs"] = [[p, i, None] for p, i in zip(found["logprobs"], found["ids"], strict=False)]
             about["output_top_logprobs"] = [[[p, i, None] for i, p in found["top"].items()]]
+        if body.get("return_routed_experts") and found["experts"] is not None:
+            about["routed_experts"] = base64.b64encode(backend.said(found["experts"]).astype("<i4").tobytes()).decode()
         reply = {"text": backend.tokenizer.decode(found["ids"]), "output_ids": found["ids"], "meta_info": about}
         if "no_ids" in faults:
             del reply["output_ids"]

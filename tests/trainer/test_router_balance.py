@@ -42,7 +42,13 @@ def test_a_policy_learns_with_it(run_file: Path) -> None:
 
 
 @pytest.mark.parametrize("substrate", ["trl", "verl", "prime_rl"])
-def test_who_cannot_says_so(run_file: Path, substrate: SubstrateType) -> None:
-    config = load_config(run_file, ["--model.router_balance", "0.001"])
-    with pytest.raises(ConfigError, match=r"model\.router_balance"):
+@pytest.mark.parametrize(("option", "value"), [("router_balance", "0.001"), ("router_replay", "true")])
+def test_who_cannot_says_so(run_file: Path, substrate: SubstrateType, option: str, value: str) -> None:
+    config = load_config(run_file, [f"--model.{option}", value])
+    with pytest.raises(ConfigError, match=rf"model\.{option}"):
         refuse(config, substrate)
+
+
+def test_compiled_routers_replay_nothing(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match="router_replay = true and compile = true"):
+        load_config(run_file, ["--model.router_replay", "true", "--model.compile", "true"])

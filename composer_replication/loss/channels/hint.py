@@ -48,7 +48,7 @@ class _Compared(NamedTuple):
 
 def hinted_rows(batch: Mapping[str, Tensor]) -> Rows:
     """Return the rows that the self-teacher reads."""
-    return batch["ctx_teacher_input_ids"], batch.get("ctx_teacher_attention_mask")
+    return Rows(batch["ctx_teacher_input_ids"], batch.get("ctx_teacher_attention_mask"))
 
 
 def hint_channel(

@@ -18,7 +18,7 @@ _SIDES = ("chosen", "rejected")
 
 def pair_rows(batch: Mapping[str, Tensor]) -> list[Rows]:
     """Return the rows that the channel reads: the chosen answers on their prompts, and the rejected ones."""
-    return [(batch[f"dpo_{side}_input_ids"], batch.get(f"dpo_{side}_attention_mask")) for side in _SIDES]
+    return [Rows(batch[f"dpo_{side}_input_ids"], batch.get(f"dpo_{side}_attention_mask")) for side in _SIDES]
 
 
 def replay_channel(sides: Sequence[Forward], batch: Mapping[str, Tensor], options: ReplayConfig) -> Result:

@@ -24,6 +24,15 @@ from composer_replication.loss.forward.read import (
     read_rows,
     sequence_logprobs,
 )
+from composer_replication.loss.forward.router_replay import (
+    checkpointing_options,
+    enable_router_replay,
+    experts_per_token,
+    experts_tensor,
+    replays_routers,
+    routing,
+    written_down,
+)
 from composer_replication.loss.forward.routers import balance_of, router_balance, set_router_balance
 from composer_replication.loss.forward.rows import FusedRows, HintLoss, PlainRows, concatenated, divergence_of
 from composer_replication.loss.forward.tree_proof import caches_attention_only, why_no_tree
@@ -40,18 +49,24 @@ __all__ = [
     "balance_of",
     "cache_argument",
     "caches_attention_only",
+    "checkpointing_options",
     "compute_dtype",
     "computing",
     "concatenated",
     "divergence_of",
     "enable_checkpointing",
+    "enable_router_replay",
     "evaluating",
+    "experts_per_token",
+    "experts_tensor",
     "fallbacks",
     "forward",
     "in_lockstep",
     "overheard",
     "read_rows",
+    "replays_routers",
     "router_balance",
+    "routing",
     "sequence_logprobs",
     "set_compute_dtype",
     "set_router_balance",
@@ -61,4 +76,5 @@ __all__ = [
     "whole_weights",
     "why_no_tree",
     "why_plain",
+    "written_down",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -12,9 +12,11 @@ from transformers.cache_utils import Cache
 
 from composer_replication.kernels import Head, logits_of
 from composer_replication.loss.forward.modes import cache_argument, evaluating, in_lockstep, sharded_units, unwrapped
+from composer_replication.loss.forward.router_replay import Routing, layers_of, routing
 from composer_replication.loss.forward.routers import routed
 from composer_replication.loss.forward.rows import FusedRows, PlainRows
 from composer_replication.types.errors import ModelError
+from composer_replication.types.routed_experts import UNKNOWN
 
 
 class Forward:
@@ -29,6 +31,8 @@ class Forward:
         self.routers = routers
         """[n, E] logits of the routers of a mixture, by layer, of all n tokens that were read and are no padding; none where none
         are wanted (`routers.routed`)."""
+        self.routing: Routing | None = None
+        """How tokens were routed, where experts were given."""
 
     def rows(self, row: Tensor, position: Tensor) -> FusedRows | PlainRows:
         """Return the rows that predict the tokens AT `position` [n] of `row` [n]: their hidden states stand at position - 1."""
@@ -56,9 +60,11 @@ def forward(
     *,
     position_ids: Tensor | None = None,
     cache: Cache | None = None,
+    experts: Tensor | None = None,
 ) -> Forward:
     """Run `model` over right-padded `input_ids` [B, T], through all of its wrappers and hooks. `attention_mask` is [B, T], or the
-    segments of a tree (`tree_attention.as_mask`).
+    segments of a tree (`tree_attention.as_mask`). `experts` [B, T, L, K] are those that tokens have to go through, as in
+    `router_replay.Routing.given`.
 
     `cache` is read and written by the model's layers; `position_ids` [B, T] are needed where it holds something. Raises
     ModelError when the model reads more tokens than it is given.
@@ -70,7 +76,10 @@ def forward(
     if cache is not None:
         inputs[cache_argument(model)] = cache
     plain = why_plain(model) is not None
-    with routed(model) as routers:
+    if experts is not None and attention_mask is not None and attention_mask.shape == input_ids.shape:
+        experts = experts.masked_fill((attention_mask == 0)[..., None, None], UNKNOWN)
+    given = nullcontext() if experts is None else routing(layers_of(model, experts.flatten(0, 1)))
+    with routed(model) as routers, given as replayed:
         if plain:
             read = Forward(model(**inputs).logits, None)
         else:
@@ -83,6 +92,7 @@ def forward(
             read = Forward(hidden, _describe(inner))
     real = None if attention_mask is None or attention_mask.shape != input_ids.shape else attention_mask.flatten() != 0
     read.routers = routers if real is None else [logits[real] for logits in routers]
+    read.routing = replayed
     if read.output.shape[:2] != input_ids.shape:
         raise ModelError(
             f"the model reads {read.output.shape[1]} tokens where it is given {input_ids.shape[1]}",

@@ -35,6 +35,7 @@ from composer_replication.loss.forward.adapters import (
     save_adapters,
 )
 from composer_replication.loss.forward.modes import compile_blocks, set_compute_dtype
+from composer_replication.loss.forward.router_replay import enable_router_replay
 from composer_replication.loss.forward.routers import set_router_balance
 from composer_replication.types.errors import ConfigError, ModelError
 
@@ -130,6 +131,8 @@ def _prepared(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
     if resolve_precision(config) != "float32":
         set_compute_dtype(model, torch.bfloat16)
     set_router_balance(model, config.router_balance)
+    if config.router_replay:
+        enable_router_replay(model)
     if config.compile:
         compile_blocks(model)
     return model

@@ -131,15 +131,15 @@ def update_mode(model: nn.Module) -> None:
         module.training = True  # without train mode it does not checkpoint; its submodules keep their mode
 
 
-def enable_checkpointing(model: nn.Module) -> None:
-    """Let `update_mode` switch on gradient checkpointing.
+def enable_checkpointing(model: nn.Module, **options: Any) -> None:
+    """Let `update_mode` switch on gradient checkpointing. `options` go to `torch.utils.checkpoint.checkpoint`.
 
     Raises ModelError where the model has none.
     """
     inner = unwrapped(model)
     enable = getattr(inner, "activation_checkpointing_enable", None) or inner.gradient_checkpointing_enable  # before 5.20
     try:
-        enable({"use_reentrant": False})
+        enable({"use_reentrant": False, **options})
     except ValueError as error:
         raise ModelError(str(error), fix="set optimizer.gradient_checkpointing = false") from error
     for module in _checkpointed(inner):

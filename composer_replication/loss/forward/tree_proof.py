@@ -84,10 +84,18 @@ def caches_attention_only(config: Any) -> bool:
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
-def forward_tree(model: nn.Module, ids: Tensor, positions: Tensor, segments: Tensor, device: torch.device) -> Forward:
+def forward_tree(
+    model: nn.Module,
+    ids: Tensor,
+    positions: Tensor,
+    segments: Tensor,
+    device: torch.device,
+    experts: Tensor | None = None,
+) -> Forward:
     """Run a forward pass over the tokens of a tree, whose `ids` [N], `positions` [N] and `segments` [S, 3] are those of a
-    `PrefixTree`: its output is [1, N, ...]."""
-    return forward(model, ids[None].to(device), as_mask(segments), position_ids=positions[None].to(device))
+    `PrefixTree`, and whose `experts` are [N, L, K]: its output is [1, N, ...]."""
+    chosen = None if experts is None else experts[None].to(device)
+    return forward(model, ids[None].to(device), as_mask(segments), position_ids=positions[None].to(device), experts=chosen)
 
 
 def _why_not(inner: Any, config: Any) -> str | None:

@@ -62,6 +62,7 @@ class ServingEngine:
         tolerance: nats, see `TOLERANCE`.
         sleeper: the server once more, where it shares the policy's GPU.
         end_server: ends a server that was started for this engine.
+        experts: of a mixture, how many a token goes through in a layer, where samples are to say which; 0 where not.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class ServingEngine:
         tolerance: float = TOLERANCE,
         sleeper: VllmServer | None = None,
         end_server: Callable[[], None] | None = None,
+        experts: int = 0,
     ) -> None:
         if (policy is None) != (transfer is None):
             raise ValueError("a policy needs a transfer, and a transfer a policy")
@@ -92,7 +94,7 @@ class ServingEngine:
         """Label of the policy's weights in the server: None when it has none yet."""
         self._stale = policy is not None
         self._sleeper, self._asleep = sleeper, False
-        self._end_server = end_server
+        self._end_server, self._experts = end_server, experts
         self._preparation: Future[None] | None = None
         self.policy_version: int | None = None
         """Version of the policy that the server holds; None before its weights were loaded, and without a policy."""
@@ -234,7 +236,8 @@ class ServingEngine:
             self.push()
 
     def _as_sample(self, answer: Answer) -> Sample:
-        return Sample(ids=answer.ids, logprobs=answer.logprobs, finished=answer.ids[-1] in self._stop_ids)
+        finished = answer.ids[-1] in self._stop_ids
+        return Sample(ids=answer.ids, logprobs=answer.logprobs, finished=finished, experts=answer.experts)
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -263,6 +266,7 @@ class ServingEngine:
             temperature=temperature,
             seed=request.seed,
             stop_ids=self._stop_ids,
+            experts=self._experts,
         )
 
     async def _sample(self, asks: Sequence[Ask]) -> list[Answer]:
@@ -295,6 +299,7 @@ class ServingEngine:
             seed=0,
             stop_ids=self._stop_ids,
             top=top,
+            experts=self._experts,
         )
 
     async def _check(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from composer_replication.rollouts.serving.experts import experts_of_int32
 from composer_replication.rollouts.serving.http import RefusedError
-from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, Server, unreadable
+from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, Server, experts_read, unreadable
 from composer_replication.types.errors import ModelError
 
 _TOO_OLD = "serve with SGLang 0.5.23 or newer, and ask it itself: gateways leave token ids out"
@@ -58,6 +59,8 @@ class SglangServer(Server):
             "top_logprobs_num": ask.top,
             "stream": False,
         }
+        if ask.experts:
+            body["return_routed_experts"] = True
         if adapter is not None:
             body["lora_path"] = adapter
         try:
@@ -93,12 +96,16 @@ class SglangServer(Server):
                 fix="turn speculative decoding off, and ask the server itself and no gateway",
             )
         first = (about.get("output_top_logprobs") or [[]])[0] or []
+        experts, read = about.get("routed_experts"), len(ask.ids) + len(pairs) - 1
+        if ask.experts and experts is None:
+            raise unreadable(url, "the experts that tokens went through", self.experts_fix)
         return Answer(
             ids=tuple(reply["output_ids"]),
             logprobs=tuple(p for p, _ in pairs),
             stopped=ending["type"] == "stop",
             weights=about.get("weight_version") if adapter is None else adapter,  # an adapter it has not is refused
             top={entry[1]: entry[0] for entry in first},
+            experts=experts_read(lambda: experts_of_int32(experts, ask.experts, read), url) if ask.experts else None,
         )
 
     # --- weights ----------------------------------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ class VllmOptions:
     """Numbers of its GPUs among those that this process sees; without any it takes what vLLM chooses."""
     sleeps: bool = False
     """Another process has its GPU at times, and it sleeps then."""
+    says_experts: bool = False
+    """It says which experts of a mixture tokens went through."""
     more: Sequence[str] = ()
     """Options that come last, and so count."""
 
@@ -79,6 +81,8 @@ class VllmOptions:
             command += ["--tensor-parallel-size", str(len(self.gpus))]
         if self.sleeps:
             command += ["--enable-sleep-mode", "--gpu-memory-utilization", str(memory_share(self.more))]
+        if self.says_experts:
+            command += ["--enable-return-routed-experts"]
         return [*command, *self.more]
 
     def environment(self) -> dict[str, str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from composer_replication.rollouts.serving.experts import experts_of_npy
 from composer_replication.rollouts.serving.http import RefusedError
-from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, Server, unreadable
+from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, Server, experts_read, unreadable
 from composer_replication.types.errors import ModelError
 
 _TOO_OLD = "serve with vLLM 0.32 or newer, and ask it itself: gateways leave token ids out"
@@ -100,12 +101,16 @@ class VllmServer(Server):
         if not found.get("token_logprobs"):
             raise unreadable(url, "log-probs", _TOO_OLD)
         first = (found.get("top_logprobs") or [{}])[0] or {}
+        experts = choice.get("routed_experts")
+        if ask.experts and experts is None:
+            raise unreadable(url, "the experts that tokens went through", self.experts_fix)
         return Answer(
             ids=tuple(choice["token_ids"]),
             logprobs=tuple(found["token_logprobs"]),
             stopped=choice.get("finish_reason") == "stop",
             weights=None if adapter is None else reply.get("model"),
             top={int(token.removeprefix("token_id:")): p for token, p in first.items()} if ask.top else {},
+            experts=experts_read(lambda: experts_of_npy(experts), url) if ask.experts else None,
         )
 
     # --- weights ----------------------------------------------------------------------------------------------------------

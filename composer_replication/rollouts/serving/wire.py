@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from composer_replication.rollouts.serving.http import Http, RefusedError
 from composer_replication.types.errors import ModelError
+from composer_replication.types.routed_experts import RoutedExperts
 
 _CLAMPED = -9999.0
 """The value vLLM sends for minus infinity and for NaN."""
@@ -27,6 +28,8 @@ class Ask:
     stop_ids: tuple[int, ...]
     top: int = 0
     """Number of most likely tokens to return, with their log-probs, for the first position."""
+    experts: int = 0
+    """Experts of a mixture that a token goes through in a layer; the answer has to say which. 0: they do not matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,8 @@ class Answer:
     weights: str | None
     """The label of the weights that sampled it, where the server says so in each answer."""
     top: Mapping[int, float] = field(default_factory=dict)
+    experts: RoutedExperts | None = None
+    """Of every token but the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,8 @@ class Facts:
 class Server(ABC):
     """A kind of server at one address. Every method raises ModelError; what it names is the address and the fix."""
 
+    experts_fix: ClassVar[str] = "start it with --enable-return-routed-experts, or set model.router_replay = false"
+    """How to make the server say which experts tokens went through."""
     processed_fix: ClassVar[str]
     """How to make the server return log-probs of the distribution it samples from."""
     proof_note: ClassVar[str] = ""
@@ -120,6 +127,14 @@ class Server(ABC):
             raise error.as_model_error() from error
 
 
+def experts_read(read: Callable[[], RoutedExperts], url: str) -> RoutedExperts:
+    """Return the experts that an answer names. Raises ModelError."""
+    try:
+        return read()
+    except ValueError as error:
+        raise unreadable(url, f"experts that can be read ({error})", "serve with a version that is known to work") from error
+
+
 def unreadable(url: str, what: str, fix: str) -> ModelError:
     """Make the error for an answer that is not what was asked for."""
     return ModelError(f"{url} answered without {what}", fix=fix)
@@ -148,6 +163,13 @@ def checked(answer: Answer, ask: Ask, url: str) -> Answer:
         raise ModelError(
             f"{url} stopped after {len(answer.ids)} of {ask.max_new_tokens} tokens without a token that ends a turn",
             fix="give the server a larger context and cache, or lower rollout.context_tokens",
+        )
+    wanted = len(ask.ids) + len(answer.ids) - 1
+    if ask.experts and (answer.experts is None or answer.experts.shape[0] != wanted or answer.experts.shape[2] != ask.experts):
+        said = "no experts" if answer.experts is None else f"the experts {list(answer.experts.shape)}"
+        raise ModelError(
+            f"{url} answered with {said} of {wanted} tokens that go through {ask.experts} in each layer",
+            fix="serve the policy's own architecture, and ask the server itself and no gateway",
         )
     if any(i in ask.stop_ids for i in answer.ids[:-1]) or len(answer.ids) > ask.max_new_tokens:
         raise ModelError(

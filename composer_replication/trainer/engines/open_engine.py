@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from composer_replication.config import RunConfig
 from composer_replication.diloco.store import open_store
-from composer_replication.loss.forward import evaluating, sequence_logprobs
+from composer_replication.loss.forward import evaluating, experts_per_token, replays_routers, sequence_logprobs
 from composer_replication.loss.forward.models import save_policy
 from composer_replication.rollouts.protocol import Engine
 from composer_replication.rollouts.serving import ServingEngine, SharedFolder, WeightTransfer, open_server
@@ -119,6 +119,7 @@ def open_engine(config: RunConfig, policy: ServedPolicy, arm: str, folder: Path,
             transfer=_transfer(config, arm, folder, generator),
             sleeper=server if started is not None and started.sleeps and isinstance(server, VllmServer) else None,
             end_server=None if started is None else started.close,
+            experts=experts_per_token(policy.model) if replays_routers(policy.model) else 0,
         )
         engine.check()
         opened.pop_all()

@@ -71,6 +71,7 @@ def server_options(config: RunConfig, architecture: PreTrainedConfig) -> VllmOpt
         lora_rank=model.lora.rank,
         gpus=gpus,
         sleeps=sleeps,
+        says_experts=model.router_replay,
         more=rollout.server_options,
     )
 

@@ -27,6 +27,7 @@ from composer_replication.loss.batch import collate
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import (
     LogprobCache,
+    checkpointing_options,
     compute_dtype,
     enable_checkpointing,
     evaluating,
@@ -70,10 +71,9 @@ class Learner:
         self.pair_logprobs = pair_logprobs or LogprobCache()
         """The reference's, of every answer of a preference pair."""
         if config.optimizer.gradient_checkpointing:
-            enable_checkpointing(model)
-        on_cpu = next(model.parameters()).device.type == "cpu"
+            enable_checkpointing(model, **checkpointing_options(model))
         self.accelerator = Accelerator(
-            cpu=on_cpu,
+            cpu=next(model.parameters()).device.type == "cpu",
             mixed_precision="no",  # the model knows how precisely it computes
             kwargs_handlers=[InitProcessGroupKwargs(timeout=TIMEOUT)],
         )
@@ -365,7 +365,7 @@ class Learner:
         taken."""
         rows = batch["input_ids"], batch["attention_mask"], batch["response_mask"]
         with evaluating(self.policy):
-            return sequence_logprobs(self.policy, *rows, self.config.rollout.temperature)
+            return sequence_logprobs(self.policy, *rows, self.config.rollout.temperature, batch.get("routed_experts"))
 
     @on_all_ranks_if_sharded
     def kl_to_reference(self, trajectories: Sequence[Trajectory]) -> list[float]:

@@ -19,7 +19,7 @@ from composer_replication.config import RunConfig
 from composer_replication.envs.source import AnyTask, EnvSource
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.adapters import policy_weights
-from composer_replication.observe import RunDir, Terminal
+from composer_replication.observe import RunDir, Terminal, trajectory_row
 from composer_replication.rollouts.protocol import AsyncEngine
 from composer_replication.rollouts.serving.weights import PREFIX
 from composer_replication.teachers import ReplayPlan, Teacher, plan
@@ -33,7 +33,7 @@ from composer_replication.trainer.engines.own_server import LOG, SERVING
 from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.planning.prompts import prompt_lengths
 from composer_replication.trainer.run_context import RunContext
-from composer_replication.types import Trajectory, to_json
+from composer_replication.types import Trajectory
 from composer_replication.types.errors import ComposerError
 
 SIBLINGS = 2
@@ -111,7 +111,7 @@ async def _try(trainer: ArmTrainer) -> Trial:
         load_s=rest_s + await _load(trainer),
         checkpoint_bytes=_checkpoint_bytes(trainer),
         weights_bytes=_weights_bytes(trainer),
-        trajectory_bytes=sum(len(json.dumps(to_json(t))) for t in group.trajectories) / len(group.trajectories),
+        trajectory_bytes=sum(len(json.dumps(trajectory_row(t))) for t in group.trajectories) / len(group.trajectories),
         teachers=teachers,
     )
 
