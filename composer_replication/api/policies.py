@@ -71,11 +71,10 @@ def open_policy(policy: str, tasks: Sequence[Task], toolset: Toolset, engine: En
 
 
 def _model(path: str) -> Policy:
-    from composer_replication.config import ModelConfig
-    from composer_replication.loss.forward.models import load_policy
+    from composer_replication.loss.forward.models import load_to_sample
     from composer_replication.rollouts.transformers_engine import TransformersEngine
 
-    model, tokenizer = load_policy(ModelConfig(path=path))
+    model, tokenizer = load_to_sample(path)
     return Policy(TransformersEngine(model, tokenizer), ChatRenderer(tokenizer), Budgets())
 
 

@@ -18,8 +18,9 @@ from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import build_batch
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import compute_dtype, evaluating, sequence_logprobs
+from composer_replication.loss.forward.adapters import policy_weights
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from composer_replication.loss.forward.models import load_policy
+from composer_replication.loss.forward.models import load_policy, load_to_sample, save_policy
 from composer_replication.observe import RunDir
 from composer_replication.rollouts.protocol import SampleRequest
 from composer_replication.rollouts.transformers_engine import TransformersEngine
@@ -154,6 +155,32 @@ def test_two_loads_have_the_same_adapters_and_leave_the_generator_alone(run_file
     torch.manual_seed(1)
     load_policy(load_config(run_file).model)
     assert torch.equal(found[0][1], torch.rand(1))
+
+
+def test_adapters_that_are_sampled_from_in_bfloat16_are_not_rounded_away(run_file: Path, tmp_path: Path) -> None:
+    """Added to the weights, a small change of them would mostly be."""
+    config = load_config(run_file, [*LORA, "--model.precision", "bfloat16"])
+    model, tokenizer = load_policy(config.model)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=2e-3)
+    save_policy(model, tokenizer, tmp_path)
+    sampled, _ = load_to_sample(str(tmp_path), "bfloat16")
+    assert {p.dtype for n, p in sampled.named_parameters() if "lora_" not in n} == {torch.bfloat16}
+    assert compute_dtype(sampled) == torch.bfloat16
+    found, exact = policy_weights(sampled), policy_weights(model)
+    assert found.keys() == exact.keys()
+    for name, weight in exact.items():
+        assert found[name].dtype == torch.float32
+        assert found[name].equal(weight), name
+    ids = torch.arange(2, 40)[None]
+    with evaluating(model), evaluating(sampled):
+        assert sampled(input_ids=ids).logits.equal(model(input_ids=ids).logits)
+    whole, _ = load_to_sample(str(tmp_path), "float32")
+    assert {p.dtype for p in whole.parameters()} == {torch.float32}
+    assert not any("lora_" in name for name, _ in whole.named_parameters())
+    assert {p.dtype for p in load_to_sample(config.model.path, "bfloat16")[0].parameters()} == {torch.bfloat16}
 
 
 def test_targets_that_no_layer_has_are_named(run_file: Path) -> None:

@@ -101,6 +101,12 @@ def base_model_of(folder: Path) -> str:
     return str(named)
 
 
+def with_adapters(model: PreTrainedModel, folder: Path) -> Any:
+    """Return a peft model of `model` and the adapters of `folder`, in float32, which nothing trains. Raises MissingExtraError."""
+    with _quietly():
+        return _peft().PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=True)
+
+
 def merge_adapters(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Return `model` with the adapters of `folder` added to its weights. Raises MissingExtraError."""
     with _quietly():

@@ -33,6 +33,7 @@ from composer_replication.loss.forward.adapters import (
     merge_adapters,
     read_adapters,
     save_adapters,
+    with_adapters,
 )
 from composer_replication.loss.forward.modes import compile_blocks, set_compute_dtype
 from composer_replication.loss.forward.router_replay import enable_router_replay
@@ -111,6 +112,25 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
         model = merge_adapters(model, Path(config.path))
         model.config._name_or_path = config.path  # where TRL loads a reference from
     return _prepared(model, config), tokenizer
+
+
+def load_to_sample(path: str, precision: Precision = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a policy that nothing trains: with `auto` in float32 on a CPU, and in bfloat16 on a GPU, in half the memory that
+    `load_policy` needs.
+
+    Adapters stay beside what they were trained on, in float32: added to bfloat16 weights, most of what they learned would be
+    rounded away. Raises as `load_policy`.
+    """
+    config = ModelConfig(path=path, precision=precision)
+    if resolve_precision(config) == "float32":
+        return load_policy(config)
+    config = config.model_copy(update={"precision": "bfloat16"})
+    if not (Path(path) / ADAPTER_FILE).is_file():
+        return load_policy(config)
+    model, tokenizer = load_policy(config.model_copy(update={"path": base_model_of(Path(path))}))
+    model = with_adapters(model, Path(path))
+    set_compute_dtype(model, torch.bfloat16)
+    return model, tokenizer
 
 
 def make_policy(config: ModelConfig, like: PreTrainedConfig) -> PreTrainedModel:
