@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from composer_replication.cli.support.dry_run import check
+from composer_replication.cli.support.dry_run import check, plan_along
 from composer_replication.config import RunConfig, field_lines, load_config
 from composer_replication.observe.console import echo
 from composer_replication.types.errors import ConfigError
@@ -56,12 +56,12 @@ def train(
         raise ConfigError("diloco.enabled = true: this run is one of replicas", fix=f"composer diloco run {run}")
     check_substrate(config)
     if dry_run and is_follower():
-        return
-    if dry_run:
+        plan_along(config)
+    elif dry_run:
         check_run_dir(config, resume=resume)
         check(config)
-        return
-    train_run(config, resume=resume)
+    else:
+        train_run(config, resume=resume)
     leave_process_group()
 
 

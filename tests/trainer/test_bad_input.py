@@ -217,10 +217,12 @@ def test_a_dry_run_says_what_the_run_will_do(run_file: Path) -> None:
     assert "already holds a run" in refused("train", str(run_file), "--dry-run", cwd=run_file.parent, code=2)
 
 
-def test_a_dry_run_under_a_launcher_waits_for_no_other_process(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    output = accepted("train", str(run_file), "--dry-run", cwd=run_file.parent)
-    assert "memory and time are planned for substrate.type = local alone, and by a process alone" in output
+def test_a_dry_run_of_shared_weights_by_a_process_alone_plans_no_memory(run_file: Path) -> None:
+    """It would refuse what fits on several devices."""
+    served = ["--rollout.engine", "vllm", "--rollout.server_url", "http://127.0.0.1:1", "--loss.rlvr.importance", "tis"]
+    output = accepted("train", str(run_file), "--dry-run", *served, "--substrate.shard", "true", cwd=run_file.parent)
+    assert "torchrun --nproc-per-node N --no-python composer train FILE --dry-run" in output
+    assert "GiB" not in output
 
 
 @pytest.mark.parametrize("words", [pytest.param(["--dry-run"], id="dry run"), pytest.param([], id="run", marks=pytest.mark.slow)])

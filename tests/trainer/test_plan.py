@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ranks import on_ranks
 from transformers import PreTrainedConfig, Qwen3Config
 
 from composer_replication.config import RunConfig
@@ -131,6 +133,30 @@ def test_few_blocks_and_short_rows_tell_of_all(name: str) -> None:
     planned, measured = plan_update(config, architecture(), largest), measure_update(config, architecture(), 5, largest)
     for part in ("weights", "gradients", "optimizer", "copies", "passes", "step", "cache"):
         assert getattr(planned, part) == pytest.approx(getattr(measured, part), rel=0.02, abs=2048), part
+
+
+def _shared_out(_rank: int) -> list[UpdateMemory]:
+    config, largest = run(**SHARED), PassSize(2, 700)
+    return [plan_update(config, architecture(), largest), measure_update(config, architecture(), 5, largest)]
+
+
+SHARED = {
+    "substrate": {"shard": True},
+    "rollout": {"engine": "vllm", "server_url": "http://127.0.0.1:1"},
+    "loss": {"rlvr": {"importance": "tis"}, "hint": {"weight": 0.0}, "replay": {"weight": 0.0}},
+}
+
+
+@pytest.mark.slow
+def test_weights_that_are_shared_out_are_planned_by_the_processes_that_share_them(tmp_path: Path) -> None:
+    alone = measure_update(run(loss=SHARED["loss"]), architecture(), 5, PassSize(2, 700))
+    first, _ = found = on_ranks(tmp_path, _shared_out)
+    for planned, measured in found:
+        for part in ("weights", "gradients", "optimizer", "copies", "passes", "step", "cache"):
+            assert getattr(planned, part) == pytest.approx(getattr(measured, part), rel=0.02, abs=4096), part
+        for part in ("weights", "gradients", "optimizer"):
+            assert getattr(planned, part) == pytest.approx(getattr(alone, part) / 2, rel=0.02), part
+    assert first[0].activations == pytest.approx(alone.activations, rel=0.05), "only the first process says what it found"
 
 
 def test_several_optimizer_steps_a_batch_need_the_memory_of_one() -> None:

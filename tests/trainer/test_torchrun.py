@@ -147,6 +147,17 @@ def test_shared_out_weights_train_over_a_server_and_are_saved_whole(world: World
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2, msg=name)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True], ids=["whole on each", "shared out"])
+def test_memory_is_planned_by_all_processes(run_file: Path, shared: bool) -> None:
+    served = ["--rollout.engine", "vllm", "--rollout.server_url", "http://127.0.0.1:1", "--loss.rlvr.importance", "tis"]
+    words = [*served, "--substrate.shard", "true"] if shared else []
+    said = both("train", str(run_file), *words, "--dry-run", cwd=run_file.parent)
+    assert said.count("memory of arm main on cpu, for each of 2 processes") == 1
+    assert said.count("at most during an update") == 1
+    assert "no rollout was made: time is planned by a process alone" in said
+
+
 def test_what_starts_its_own_processes_is_not_started_by_several(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from composer_replication.api.training import train
     from composer_replication.types.errors import ConfigError

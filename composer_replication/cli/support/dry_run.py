@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from composer_replication.trainer.pairs.pairs_file import FilePairs
 
 
+_SHARED = (
+    "memory was not planned: substrate.shard = true shares the weights out among processes, so let the launcher of the run start "
+    "them here too: torchrun --nproc-per-node N --no-python composer train FILE --dry-run"
+)
+
+
 def check(config: RunConfig) -> None:
     """Check what can be checked without training, and print what the run will do and needs.
 
@@ -42,13 +48,19 @@ def check(config: RunConfig) -> None:
     variants = {arm: resolve_arm(config, arm) for arm in config.arms}
     for arm, variant in variants.items():
         _say(console, arm, variant, train, file_pairs(variant, renderer, window))
-    if config.substrate.type != "local" or launched_processes() > 1:
-        console.print("memory and time are planned for substrate.type = local alone, and by a process alone", soft_wrap=True)
+    if config.substrate.type != "local":
+        console.print("memory and time are planned for substrate.type = local alone", soft_wrap=True)
         return
-    arm, variant = max(variants.items(), key=lambda pair: _channels(pair[1]))
+    if config.substrate.shard and launched_processes() == 1:
+        console.print(_SHARED, soft_wrap=True, highlight=False)
+        return
+    arm, variant = _planned(config)
     plan = make_plan(variant, architecture, window)
     console.print(say_plan(plan, arm))
     check_fit(plan, variant)
+    if launched_processes() > 1:
+        console.print("no rollout was made: time is planned by a process alone", soft_wrap=True)
+        return
     if variant.rollout.server_urls:
         console.print("no rollout was made: the server may hold the weights of another run", soft_wrap=True)
         return
@@ -58,6 +70,22 @@ def check(config: RunConfig) -> None:
     warning = check_forecast(forecast, variant)
     if warning is not None:
         console.print(f"warning: {warning}", soft_wrap=True, highlight=False)
+
+
+def plan_along(config: RunConfig) -> None:
+    """Take part in the plan of memory that the first of several processes makes. Raises as `check`."""
+    from composer_replication.loss.forward.models import load_policy, window_of
+    from composer_replication.trainer.planning.plan import make_plan
+
+    if config.substrate.type == "local":
+        architecture = load_policy(config.model)[0].config
+        make_plan(_planned(config)[1], architecture, window_of(architecture))
+
+
+def _planned(config: RunConfig) -> tuple[str, RunConfig]:
+    """Return the arm that is planned, the one with most channels."""
+    variants = {arm: resolve_arm(config, arm) for arm in config.arms}
+    return max(variants.items(), key=lambda pair: _channels(pair[1]))
 
 
 def _channels(config: RunConfig) -> tuple[bool, ...]:

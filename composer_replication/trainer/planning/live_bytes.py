@@ -16,14 +16,20 @@ from torch.utils._pytree import tree_leaves
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # the base is unannotated
     """Counts the bytes of the storages that operations make on a device while this is active: `now`, and `peak` since
     `forget_peak`. On a GPU the peak is that of torch's allocator, less what was there before; elsewhere what an operation
-    allocates and frees within is not seen."""
+    allocates and frees within is not seen.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        resized: storages change their size while they are alive, as those of weights that FSDP2 gathers and gives back do.
+    """
+
+    def __init__(self, device: torch.device, *, resized: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
+        self._resized = resized
         self.now = self._peak = 0
         self._before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        self._known: set[int] = set()
+        self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        """By address, the storages that are alive and the bytes that they were last seen to have."""
 
     @property
     def peak(self) -> int:
@@ -43,18 +49,33 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # the base
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
             if isinstance(value, Tensor) and value.device.type == self.device.type:
-                self._count(value.untyped_storage())
+                self._count(local_part(value).untyped_storage())
+        if self._resized:
+            self._look_again()
+        self._peak = max(self._peak, self.now)
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         if key in self._known:
             return
-        self._known.add(key)
+        self._known[key] = weakref.ref(storage), storage.nbytes()
         self.now += storage.nbytes()
-        self._peak = max(self._peak, self.now)
-        weakref.finalize(storage, partial(self._freed, key, storage.nbytes()))
+        weakref.finalize(storage, partial(self._freed, key))
 
-    def _freed(self, key: int, size: int) -> None:
-        self._known.discard(key)
+    def _look_again(self) -> None:
+        for key, (reference, size) in self._known.items():
+            storage = reference()
+            if storage is not None and storage.nbytes() != size:
+                self.now += storage.nbytes() - size
+                self._known[key] = reference, storage.nbytes()
+
+    def _freed(self, key: int) -> None:
+        _, size = self._known.pop(key)
         self.now -= size
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a sharded tensor that this process has; others as they are."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import psutil
@@ -13,6 +14,7 @@ from transformers import PreTrainedConfig
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward.models import resolve_device
 from composer_replication.trainer.engines.own_server import shared_memory
+from composer_replication.trainer.learning.followers import launched_processes
 from composer_replication.trainer.learning.memory import give_memory_back
 from composer_replication.trainer.planning.update_memory import PassSize, UpdateMemory, largest_pass, plan_update
 from composer_replication.types.errors import ConfigError
@@ -35,6 +37,8 @@ class Plan:
     """Bytes that a server takes which shares the device; it sleeps during updates. 0 without one."""
     capacity: int
     """Bytes that the device has for this process."""
+    processes: int = 1
+    """How many share each update."""
 
     @property
     def sampling(self) -> float:
@@ -49,7 +53,8 @@ class Plan:
 def say_plan(plan: Plan, arm: str) -> Table:
     """Return a table of the memory that an arm of a run needs."""
     update = plan.update
-    table = Table(f"memory of arm {arm} on {plan.device}", "GiB", box=box.SIMPLE_HEAD)
+    each = f", for each of {plan.processes} processes" if plan.processes > 1 else ""
+    table = Table(f"memory of arm {arm} on {plan.device}{each}", "GiB", box=box.SIMPLE_HEAD)
     table.columns[1].justify = "right"
     parts = {
         "Python and libraries": plan.process,
@@ -74,7 +79,7 @@ def say_plan(plan: Plan, arm: str) -> Table:
 
 def make_plan(config: RunConfig, architecture: PreTrainedConfig, window: int) -> Plan:
     """Plan a run of a policy that is not loaded now. A few blocks of its architecture take updates on its device, which takes
-    seconds to minutes.
+    seconds to minutes. Processes that a launcher has started have to call it at the same time.
 
     Args:
         window: tokens that the model reads at most.
@@ -86,7 +91,7 @@ def make_plan(config: RunConfig, architecture: PreTrainedConfig, window: int) ->
     largest = largest_pass(config, window)
     if device.type == "cpu":
         process = psutil.Process().memory_info().rss
-        capacity = process + psutil.virtual_memory().available
+        capacity = process + psutil.virtual_memory().available // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     else:
         process, capacity = 0, torch.cuda.get_device_properties(device).total_memory
     update = plan_update(config, architecture, largest)
@@ -99,6 +104,7 @@ def make_plan(config: RunConfig, architecture: PreTrainedConfig, window: int) ->
         caches=_cache_tokens(config, window) * update.cache if config.rollout.engine == "transformers" else 0.0,
         server=shared_memory(config) * capacity,
         capacity=capacity,
+        processes=launched_processes(),
     )
 
 

@@ -3,7 +3,7 @@
 A model of the run's architecture and width, with random weights and few blocks, takes two updates of short rows by the run's own
 learner. A peak is a polynomial: linear in the number of blocks, and in the length of the rows of second degree (attention masks
 and scores). Measured at two depths and three lengths, it is known at all of them. Loss and optimizer are those of the run, so
-precision, adapters, checkpointing and channels need no formulas.
+precision, adapters, checkpointing, channels and shares of the weights need no formulas.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from composer_replication.kernels.one_pass import chunk_rows
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import evaluating, forward, unwrapped
 from composer_replication.loss.forward.models import blocks_of, make_policy, resolve_device, with_blocks
+from composer_replication.trainer.learning.followers import launched_processes
 from composer_replication.trainer.learning.learner import Learner
-from composer_replication.trainer.planning.live_bytes import LiveBytes
+from composer_replication.trainer.planning.live_bytes import LiveBytes, local_part
 
 _LEAST = 192
 """Tokens of the shortest row that is measured: below it fixed costs hide the others."""
@@ -84,7 +85,8 @@ def plan_update(config: RunConfig, model_config: PreTrainedConfig, largest: Pass
     Raises what loading a policy of that configuration raises, and ModelError when even few blocks do not fit on the device.
     """
     period, depth = period_of(model_config), blocks_of(model_config)
-    depths = [period, 2 * period] if depth > 2 * period else [depth]
+    first = 2 if config.substrate.shard else 1  # FSDP2 gathers a block while it computes the one before it
+    depths = [first * period, (first + 1) * period] if depth > (first + 1) * period else [depth]
     lengths = _lengths(model_config, largest)
     found = [[measure_update(config, model_config, blocks, PassSize(largest.rows, n)) for n in lengths] for blocks in depths]
 
@@ -123,15 +125,18 @@ def _lengths(model_config: PreTrainedConfig, largest: PassSize) -> list[int]:
 
 
 def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: int, largest: PassSize) -> UpdateMemory:
-    """Let a policy with random weights and so many blocks take two updates of two passes, and measure the second. Raises as
-    `plan_update`."""
+    """Let a policy with random weights and so many blocks take two updates of two passes, and measure the second.
+
+    Processes that a launcher has started do so at the same time, and each measures its own. Raises as `plan_update`.
+    """
     device = resolve_device(config.model.device)
+    sharded, processes = config.substrate.shard, launched_processes()
     one_step = {"micro_batch_tokens": largest.rows * largest.tokens, "mini_batches": 1, "epochs": 1}
     optimizer = config.optimizer.model_copy(update=one_step)
     config = config.model_copy(update={"optimizer": optimizer})
-    batch = made_batch(config, largest, model_config.get_text_config().vocab_size)
-    with LiveBytes(device) as live:
-        learner = Learner(make_policy(config.model, with_blocks(model_config, blocks)), config)
+    batch = made_batch(config, largest, model_config.get_text_config().vocab_size, processes)
+    with LiveBytes(device, resized=sharded) as live:
+        learner = Learner(make_policy(config.model, with_blocks(model_config, blocks)), config, sharded=sharded)
         learner.update(batch)  # makes the optimizer's state
         passes, step, gradients = _peaks(learner, batch, live)
         weights = _bytes(learner.policy.parameters(), device)
@@ -179,15 +184,15 @@ def _cache_bytes(policy: nn.Module, ids: Tensor) -> float:
 
 
 def _bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if t.device.type == device.type}
-    return sum(storages.values())
+    storages = [local_part(tensor).untyped_storage() for tensor in tensors if tensor.device.type == device.type]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
-def made_batch(config: RunConfig, largest: PassSize, vocabulary: int) -> Batch:
-    """Return a batch of two largest passes whose rows are of different lengths, half of them sampled, with a hint in each where
-    the run gives hints."""
+def made_batch(config: RunConfig, largest: PassSize, vocabulary: int, processes: int = 1) -> Batch:
+    """Return a batch of two largest passes for each process, half of whose tokens are sampled, with a hint in each row where the
+    run gives hints. The first pass, that of the first process, needs a mask: its rows are of different lengths."""
     drawn = torch.Generator().manual_seed(0)
-    rows, tokens = 2 * largest.rows, largest.tokens
+    rows, tokens = 2 * largest.rows * processes, largest.tokens
     ids = torch.randint(vocabulary, (rows, tokens), generator=drawn)
     ids[:, 0] = torch.arange(rows) % vocabulary  # nothing is shared, and the first rows are read together
     attention = torch.ones_like(ids)
