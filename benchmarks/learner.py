@@ -36,7 +36,7 @@ from trl import GRPOConfig, GRPOTrainer
 from composer_replication.api.runs import Run
 from composer_replication.config import RunConfig
 from composer_replication.loss.batch_keys import Batch
-from composer_replication.loss.forward import forward, read_rows
+from composer_replication.loss.forward import Rows, forward, read_rows
 from composer_replication.loss.forward.tree import prefix_tree
 from composer_replication.loss.forward.tree_attention import as_mask, enable_trees
 from composer_replication.loss.micro_batches import passes
@@ -258,7 +258,7 @@ def of_run(folder: Path, repeats: int) -> dict[str, Any]:
 
 def _read_as_tree(model: Any, rows: list[Tensor]) -> None:
     ids, mask = pad_sequence(rows, batch_first=True), pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    (read,) = read_rows(model, [(ids, mask)])
+    (read,) = read_rows(model, [Rows(ids, mask)])
     read.output.square().sum().backward()
 
 

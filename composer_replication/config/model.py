@@ -64,7 +64,8 @@ class ModelConfig(Section):
     router_replay: bool = False
     """Have every token of a mixture of experts go through the experts that it was sampled with when the policy learns from it
     (Rollout Routing Replay, arXiv:2510.11370). Set it where sampler and trainer choose other experts for a share of the tokens:
-    with a vLLM or SGLang server, or in bfloat16. Tokens of hints and pairs, which nothing sampled, are routed as ever."""
+    with a vLLM or SGLang server, or in bfloat16. Hinted rows and preference pairs have no recorded experts, and are routed
+    normally."""
     lora: LoraConfig = LoraConfig()
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.loss.batch_keys import Batch
-from composer_replication.loss.forward import experts_tensor, sequence_logprobs
+from composer_replication.loss.forward import padded_experts, sequence_logprobs
 from composer_replication.policy_gradient import Objective, sequence_weights
 from composer_replication.types import HintedTurn, Message, Pair, StopReason, Trajectory, Turn
 from composer_replication.types.errors import ModelError
@@ -117,14 +117,14 @@ def _rows(
 
 def _experts(trajectories: Sequence[Trajectory], width: int) -> Tensor:
     """Return int16 [B, width, L, K], `UNKNOWN` for tokens whose experts were not recorded. Raises ValueError."""
-    known = [None if trajectory.experts is None else experts_tensor(trajectory.experts) for trajectory in trajectories]
+    known = [None if trajectory.experts is None else padded_experts(trajectory.experts, width) for trajectory in trajectories]
     shapes = {tuple(experts.shape[1:]) for experts in known if experts is not None}
     if len(shapes) > 1:
         raise ValueError(f"trajectories have experts of several models: {sorted(shapes)} layers and experts of a token")
     found = torch.full((len(known), width, *shapes.pop()), UNKNOWN, dtype=torch.int16)
     for row, experts in zip(found, known, strict=True):
         if experts is not None:
-            row[: len(experts)] = experts[:width]
+            row[:] = experts
     return found
 
 

@@ -149,6 +149,8 @@ def compose_loss(
     if options.hint.weight > 0 or taid_t is not None:
         divergence_form(options.hint, taid_t)  # before any forward pass
     check_keys(batch)
+    if student is not None and "routed_experts" in batch:
+        raise ValueError("routed_experts are not read where `student` was read already: leave one of them out")
     weights = {"rlvr": 1.0, "hint": options.hint.weight, "replay": options.replay.weight}
     off = _why_off(batch, options)
     if strict:

@@ -12,7 +12,7 @@ from composer_replication.tokens import ChatRenderer, parse_tool_calls
 from composer_replication.types import GradeReport, Message, Reward, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 from composer_replication.types.errors import SandboxError
 from composer_replication.types.plain_text import visible
-from composer_replication.types.routed_experts import RoutedExperts
+from composer_replication.types.routed_experts import RawExperts
 
 _BY_THE_WORKSPACE = (OSError, UnicodeError, RecursionError, MemoryError, OverflowError)
 """What code raises that meets a workspace with odder names, or larger or deeper data, than it was made for. A policy can bring
@@ -59,7 +59,7 @@ class Rollout:
         self._messages: tuple[Message, ...] = ()
         self._prompt_ids: tuple[int, ...] = ()
         self._turns: list[Turn] = []
-        self._experts: RoutedExperts | None = None
+        self._experts: RawExperts | None = None
         self._stop: StopReason | None = None
         self._fault = ""
         self._context = 0
@@ -161,7 +161,7 @@ class Rollout:
             stop_reason=stop,
             reward=reward,
             grade=grade,
-            experts=self._experts,
+            experts=None if self._experts is None else self._experts.written(),
             **about,
         )
 

@@ -8,7 +8,7 @@ from typing import Protocol, Self, runtime_checkable
 
 from composer_replication.config import RolloutConfig
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
-from composer_replication.types.routed_experts import RoutedExperts
+from composer_replication.types.routed_experts import RawExperts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class Sample:
     logprobs: tuple[float, ...]
     finished: bool
     """True when the end-of-turn token was drawn, False when `max_new_tokens` ran out."""
-    experts: RoutedExperts | None = None
+    experts: RawExperts | None = None
     """The experts of every token of the session that was read, in an engine that records them."""
 
 

@@ -18,10 +18,10 @@ from composer_replication.loss.forward import (
     compute_dtype,
     evaluating,
     forward,
+    raw_experts,
     replays_routers,
     routing,
     why_plain,
-    written_down,
 )
 from composer_replication.loss.forward.models import window_of
 from composer_replication.rollouts.kv_cache import Session, merge_caches, split_cache
@@ -152,7 +152,7 @@ class TransformersEngine:
                 ids=tuple(row),
                 logprobs=tuple(lps[: len(row)]),
                 finished=row[-1] in stops,
-                experts=written_down(experts[number]) if number in experts else None,
+                experts=raw_experts(experts[number]) if number in experts else None,
             )
             for number, (row, lps) in enumerate(zip(drawn, logprobs.tolist(), strict=True))
         ]
@@ -254,7 +254,10 @@ class TransformersEngine:
             return
         for row, sampled, layers in zip(rows, drawn, split_cache(batch.cache, which, keep), strict=True):
             self._sessions[requests[row].session] = Session(
-                length=len(layers[0][0]), pending=(sampled[-1],), layers=layers, experts=experts.get(row)
+                length=len(layers[0][0]),
+                pending=(sampled[-1],),
+                layers=layers,
+                experts=experts[row].clone() if row in experts else None,
             )
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> tuple[Tensor, Tensor | None]:

@@ -13,6 +13,20 @@ UNKNOWN = -1
 _BYTES = 2
 
 
+@dataclass(frozen=True, slots=True)
+class RawExperts:
+    """Experts by token, layer and rank, as a rollout hands them on from turn to turn."""
+
+    data: bytes
+    """Little-endian int16 in a row."""
+    shape: tuple[int, int, int]
+    """As in `RoutedExperts`."""
+
+    def written(self) -> RoutedExperts:
+        """Return them as a trajectory keeps them."""
+        return RoutedExperts.of(self.data, self.shape)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedExperts:
     """Experts by token, layer and rank: int16 in a row, as one text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -224,7 +225,7 @@ def test_every_kind_of_router_takes_other_experts(kind: str) -> None:
         own = seen.experts()
         again = forward(model, IDS, MASK, experts=own.unflatten(0, IDS.shape)).last_logits()
         torch.testing.assert_close(again, plain)
-        other = (own + 1) % 6
+        other = (own + 1) % (8 if kind == "deepseek_v3" else 6)
         with routing(other) as changed:
             shifted = forward(model, IDS, MASK).last_logits()
     assert changed.experts().equal(other)
@@ -237,6 +238,65 @@ def test_every_kind_of_router_takes_other_experts(kind: str) -> None:
         torch.testing.assert_close(found[:2], shifted[:2])
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "why"),
+    [
+        ("doge", {"is_moe": True, "num_experts": 16, "num_experts_per_tok": 2}, "products of keys"),
+        (
+            "deepseek_v2",
+            {
+                **{name: value for name, value in MIXTURES["deepseek_v3"].items() if name != "first_k_dense_replace"},
+                "topk_method": "group_limited_greedy",
+                "topk_group": 1,
+                "first_k_dense_replace": 1,
+            },
+            "no weight",
+        ),
+        ("phimoe", {"num_local_experts": 6, "num_experts_per_tok": 2}, "has no router"),
+    ],
+)
+def test_routers_that_choose_otherwise_are_refused(kind: str, options: dict[str, Any], why: str) -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SMALL, **options)).eval()
+    with pytest.raises(ModelError, match=why):
+        enable_router_replay(model)
+    assert not replays_routers(model)
+
+
+def test_it_is_enabled_once_and_threads_do_not_meet() -> None:
+    model = mixture()
+    enable_router_replay(model)
+    enable_router_replay(model)
+    found: dict[int, list[Tensor]] = {0: [], 1: []}
+
+    def record(number: int) -> None:
+        for _ in range(8):
+            with torch.no_grad(), routing() as seen:
+                model(input_ids=IDS[number : number + 1])
+            found[number].append(seen.experts())
+
+    threads = [threading.Thread(target=record, args=(number,)) for number in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for some in found.values():
+        assert len(some) == 8
+        assert all(one.equal(some[0]) for one in some)
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
+def test_a_checkpointed_graph_is_read_twice() -> None:
+    model = mixture()
+    enable_router_replay(model)
+    enable_checkpointing(model, **checkpointing_options(model))
+    update_mode(model)
+    loss = compose_loss(model, batch(drawn(alike=True))).total
+    weights = [model.model.layers[0].mlp.gate.weight]
+    (once,) = torch.autograd.grad(loss, weights, retain_graph=True)
+    (again,) = torch.autograd.grad(loss, weights)
+    torch.testing.assert_close(once, again)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     dense = LlamaForCausalLM(
         LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
@@ -247,6 +307,19 @@ def test_what_does_not_fit_is_refused() -> None:
     model = mixture()
     enable_router_replay(model)
     experts = drawn(alike=True)
+    for wrong in (EXPERTS, -2):
+        odd = experts.clone()
+        odd[0, 0, 0, 0] = wrong
+        with pytest.raises(ModelError, match="no 2 different ones of 6"):
+            compose_loss(model, batch(odd))
+    twice = experts.clone()
+    twice[0, 0, 0] = 3
+    with pytest.raises(ModelError, match="no 2 different ones of 6"):
+        compose_loss(model, batch(twice))
+    with pytest.raises(ModelError, match="loaded without router_replay"):
+        compose_loss(mixture(), batch(experts))
+    with pytest.raises(ValueError, match="leave one of them out"):
+        compose_loss(model, batch(experts), student=forward(model, IDS, MASK))
     cuts: list[Callable[[Tensor], Tensor]] = [lambda e: e[:, :, :1], lambda e: e[..., :1]]
     for cut in cuts:
         with pytest.raises(ModelError, match="the sampler's tokens go through"):

@@ -20,7 +20,7 @@ from composer_replication.loss.forward import enable_router_replay, experts_tens
 from composer_replication.quickstart.policy import tiny_tokenizer
 from composer_replication.rollouts.protocol import SampleRequest
 from composer_replication.rollouts.serving import ServingEngine, open_server
-from composer_replication.rollouts.serving.experts import experts_of_int32, experts_of_npy
+from composer_replication.rollouts.serving.experts import experts_of_bytes, experts_of_npy
 from composer_replication.rollouts.serving.started import VllmOptions
 from composer_replication.types.errors import ModelError
 
@@ -107,12 +107,17 @@ def test_widths_and_orders_of_bytes_are_read() -> None:
     for kind in ("uint8", "uint16", "<i4", ">i2", "int64"):
         assert experts_tensor(experts_of_npy(npy(whole.astype(kind)))).tolist() == whole.tolist()
     text = base64.b64encode(whole.astype("<i4").tobytes()).decode()
-    assert experts_tensor(experts_of_int32(text, 2, 3)).tolist() == whole.tolist()
+    assert experts_tensor(experts_of_bytes(text, None, 2, 3)).tolist() == whole.tolist()
+    for kind in ("uint8", "uint16", "int32"):
+        text = base64.b64encode(whole.astype(np.dtype(kind).newbyteorder("<")).tobytes()).decode()
+        assert experts_tensor(experts_of_bytes(text, kind, 2, 3)).tolist() == whole.tolist()
+    with pytest.raises(ValueError, match="no integers"):
+        experts_of_bytes(text, "no such type", 2, 3)
     for chosen, tokens in ((5, 3), (2, 0), (2, 7)):
         with pytest.raises(ValueError, match="integers are not"):
-            experts_of_int32(text, chosen, tokens)
+            experts_of_bytes(text, None, chosen, tokens)
     with pytest.raises(ValueError, match="no integers"):
-        experts_of_int32(None, 2, 3)
+        experts_of_bytes(None, None, 2, 3)
 
 
 def test_a_server_of_a_run_is_started_to_say_them() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import resource
 import signal
 import struct
 import subprocess
@@ -16,9 +17,10 @@ from pathlib import Path
 import pytest
 from system_calls import FOREIGN, REFUSALS, WORKS
 
-from composer_replication.sandbox.backends import seccomp
+from composer_replication.sandbox import Command, Tree
+from composer_replication.sandbox.backends import landlock, seccomp
 from composer_replication.sandbox.backends.bpf import Step, answer, assemble, if_any_bit, if_at_least, if_equal, load
-from composer_replication.sandbox.backends.syscalls import MACHINES, METADATA, NUMBERS, REFUSED, number_of
+from composer_replication.sandbox.backends.syscalls import MACHINES, METADATA, NUMBERS, OTHERS_OF_THE_USER, REFUSED, number_of
 
 OWN = 4000
 """An error that no call of the kernel gives: only the filter can have said it."""
@@ -140,6 +142,71 @@ def test_answers_of_one_kind_come_before_the_rules():
     assert run(program, 41, 2, architecture=ARCHITECTURES["x86_64"]) == ERROR | errno.EPERM
     assert run(program, 53, 1, architecture=ARCHITECTURES["x86_64"]) == ALLOW
     assert run(program, 90, architecture=ARCHITECTURES["x86_64"]) == ERROR
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_process_without_a_user_of_its_own_changes_no_other(machine, monkeypatch):
+    """`prlimit` would end the trainer: a limit of no CPU-seconds."""
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    landlock.box_filter.cache_clear()
+    for own_user in (False, True):
+        program = landlock.box_filter(own_user=own_user)
+
+        def said(name: str, *arguments: int, program: bytes = program) -> int:
+            return run(program, number_of(name, machine), *arguments, architecture=ARCHITECTURES[machine])
+
+        refused = ALLOW if own_user else ERROR | errno.EPERM
+        for name in OTHERS_OF_THE_USER.keys() - {"setpriority", "ioprio_set"}:
+            assert said(name, 0) == ALLOW, name
+            assert said(name, 1 << 32) == ALLOW, "the kernel does not look at the upper half"
+            assert {said(name, pid) for pid in (1, 4711, 0xFFFFFFFF)} == {refused}, name
+        assert {said(name, which, 0) for name in ("setpriority", "ioprio_set") for which in (0, 1, 2, 3)} == {refused}
+        assert said("socket", 1) == ERROR | errno.EPERM
+    landlock.box_filter.cache_clear()
+
+
+VICTIM = """
+import json, os, resource, sys
+victim, told = int(sys.argv[1]), {}
+tries = {
+    "limit": lambda: resource.prlimit(victim, resource.RLIMIT_CPU, (1, 1)),
+    "processors": lambda: os.sched_setaffinity(victim, {0}),
+    "priority": lambda: os.setpriority(0, victim, 19),
+    "everybody's priority": lambda: os.setpriority(2, 0, 19),
+    "scheduler": lambda: os.sched_setscheduler(victim, os.SCHED_BATCH, os.sched_param(0)),
+}
+for what, action in tries.items():
+    try:
+        action()
+        told[what] = "done"
+    except OSError as error:
+        told[what] = type(error).__name__
+os.sched_setaffinity(0, os.sched_getaffinity(0))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+print(json.dumps(told))
+"""
+
+
+def test_a_box_changes_no_process_of_the_host(box, base):
+    victim = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    try:
+        before = (
+            resource.prlimit(victim.pid, resource.RLIMIT_CPU),
+            os.getpriority(0, victim.pid),
+            os.sched_getaffinity(victim.pid),
+        )
+        mine = os.getpriority(0, 0)
+        argv = (sys.executable, "-s", "-c", VICTIM, str(victim.pid))
+        result = box.run(Tree(base=base), Command(argv=argv, python=Path(sys.executable)))
+        assert result.returncode == 0, result.stderr
+        told = json.loads(result.stdout)
+        assert told.pop("everybody's priority") in ("done", "PermissionError")
+        assert set(told.values()) <= {"PermissionError", "ProcessLookupError"}, told
+        after = resource.prlimit(victim.pid, resource.RLIMIT_CPU), os.getpriority(0, victim.pid), os.sched_getaffinity(victim.pid)
+        assert after == before
+        assert os.getpriority(0, 0) == mine
+    finally:
+        victim.communicate()
 
 
 def told_by(program: str) -> object:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from mixtures import mixture_config
+from mixtures import EXPERTS, mixture_config
 from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
 from composer_replication.config import load_config
 from composer_replication.loss.batch import collate
-from composer_replication.loss.forward import enable_router_replay, experts_tensor, forward, routing
+from composer_replication.loss.forward import action_entropies, enable_router_replay, experts_tensor, forward, routing
 from composer_replication.loss.forward.models import make_policy
 from composer_replication.rollouts.protocol import Sample, SampleRequest
 from composer_replication.rollouts.transformers_engine import TransformersEngine
@@ -98,7 +98,7 @@ def trajectory(number: int, ids: list[int], sample: Sample) -> Trajectory:
         stop_reason=StopReason.NO_TOOL_CALL,
         temperature=1.0,
         reward=1.0,
-        experts=sample.experts,
+        experts=None if sample.experts is None else sample.experts.written(),
     )
 
 
@@ -115,6 +115,8 @@ def test_a_policy_whose_router_is_rounded_learns_through_the_sampler_s_experts(r
     with torch.no_grad():  # the sampler's was another precision
         for layer in policy.model.layers:
             layer.mlp.gate.weight.add_(0.02 * torch.randn_like(layer.mlp.gate.weight))
+    entropies = action_entropies(policy, made)
+    assert action_entropies(policy, [replace(one, experts=None) for one in made]) != entropies
     distances = {}
     for way in ("given", "chosen"):
         rows = batch if way == "given" else {key: value for key, value in batch.items() if key != "routed_experts"}
@@ -124,6 +126,31 @@ def test_a_policy_whose_router_is_rounded_learns_through_the_sampler_s_experts(r
         distances[way] = abs(metrics["rlvr/ratio/mean"] - 1.0)
         assert (metrics.get("routing/changed", 0.0) > 0.0) == (way == "given")
     assert distances["given"] < 0.3 * distances["chosen"], distances
+
+
+def test_the_reference_goes_through_them_too(run_file: Path) -> None:
+    """Else a policy would be held to the noise of its router."""
+    words = [
+        "--loss.hint.weight",
+        "0",
+        "--loss.replay.weight",
+        "0",
+        "--model.router_replay",
+        "true",
+        "--loss.rlvr.kl_beta",
+        "0.1",
+    ]
+    config = load_config(run_file, words)
+    torch.manual_seed(0)
+    learner = Learner(make_policy(config.model, mixture_config()), config)
+    made = [
+        trajectory(n, *one)
+        for n, one in enumerate(turns(TransformersEngine(learner.policy, byte_level_tokenizer(), stop_ids=STOPS), 1))
+    ]
+    batch = collate(made, [1.0, -1.0, 0.5], pad_id=0)
+    given = batch["routed_experts"]
+    batch["routed_experts"] = torch.where(given < 0, given, (given + 1) % EXPERTS)  # not what either would choose
+    assert learner.update(batch).metrics["rlvr/kl_ref/mean"] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_experts_of_two_models_are_no_batch() -> None:

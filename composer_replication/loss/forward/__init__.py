@@ -29,9 +29,10 @@ from composer_replication.loss.forward.router_replay import (
     enable_router_replay,
     experts_per_token,
     experts_tensor,
+    padded_experts,
+    raw_experts,
     replays_routers,
     routing,
-    written_down,
 )
 from composer_replication.loss.forward.routers import balance_of, router_balance, set_router_balance
 from composer_replication.loss.forward.rows import FusedRows, HintLoss, PlainRows, concatenated, divergence_of
@@ -63,6 +64,8 @@ __all__ = [
     "forward",
     "in_lockstep",
     "overheard",
+    "padded_experts",
+    "raw_experts",
     "read_rows",
     "replays_routers",
     "router_balance",
@@ -76,5 +79,4 @@ __all__ = [
     "whole_weights",
     "why_no_tree",
     "why_plain",
-    "written_down",
 ]

@@ -9,6 +9,7 @@ from torch import nn
 
 from composer_replication.loss.forward.forward import forward
 from composer_replication.loss.forward.modes import evaluating
+from composer_replication.loss.forward.router_replay import padded_experts
 from composer_replication.types import Trajectory
 
 
@@ -31,8 +32,9 @@ def _of_turns(model: nn.Module, trajectory: Trajectory) -> list[float | None]:
     places = [trajectory.action_start(i) + k for i, length in enumerate(lengths) for k in range(length)]
     position = torch.tensor(places, device=ids.device)
     row = torch.zeros_like(position)
+    experts = None if trajectory.experts is None else padded_experts(trajectory.experts, ids.shape[1])
     with evaluating(model):
-        read = forward(model, ids, torch.ones_like(ids))
+        read = forward(model, ids, torch.ones_like(ids), experts=None if experts is None else experts[None].to(ids.device))
         scores = read.rows(row, position).logprobs(ids[row, position], trajectory.temperature or 1.0)
     means: list[float | None] = []
     entropies = scores.entropy.tolist()

@@ -4,16 +4,17 @@ Another kernel, batch or rounding makes a router choose other experts for some t
 and policy and sampler then differ by more than rounding (Rollout Routing Replay, arXiv:2510.11370). Only the choice is given back
 (section 3 there): the weights of the chosen experts are the router's own, with their gradient.
 
-A router is a module that chooses with `torch.topk`, as all of transformers' do but those that sample. Its choice is exchanged
-there, so that what it makes of the chosen scores stays as the model has it.
+A router is a module that chooses by one `torch.topk` over the experts, for each of its tokens. Its choice is exchanged there, so
+that what it makes of the chosen scores stays as the model has it.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,12 +24,16 @@ from torch.overrides import TorchFunctionMode
 
 from composer_replication.loss.forward.modes import evaluating, unwrapped
 from composer_replication.types.errors import ModelError
-from composer_replication.types.routed_experts import UNKNOWN, RoutedExperts
+from composer_replication.types.routed_experts import UNKNOWN, RawExperts, RoutedExperts
 
 _LAYERS = "_composer_routing_layers"
-"""Where a model keeps the numbers of its blocks that route, in order, and the experts that a token goes through in each."""
-_ROUTER, _ENTERED = "_composer_router", "_composer_routing"
+"""Where a model keeps the numbers of its blocks that route, in order, the experts of each, and how many of them a token goes
+through."""
+_ROUTER = "_composer_router"
 _TOP_K = (torch.topk, Tensor.topk)
+_BY_KEYS = ("doge",)
+"""Kinds of models whose `torch.topk` ranks something else than experts at last."""
+_ANOTHER = "sample from the policy's own architecture, or set model.router_replay = false"
 _BLOCK = re.compile(r"\.(\d+)\.")
 
 
@@ -51,6 +56,8 @@ class Routing:
     """Integers [n, K] by layer: the experts that were chosen."""
     changed: dict[int, Tensor] = field(default_factory=dict)
     """0-dim by layer: the tokens for which a router would have chosen others than are given."""
+    entered: list[ExitStack] = field(default_factory=list)
+    """Of the router whose forward pass is going on."""
 
     def experts(self) -> Tensor:
         """Return int16 [n, L, K] of what was recorded."""
@@ -75,18 +82,34 @@ def enable_router_replay(model: nn.Module) -> None:
     A forward pass over a few tokens shows which modules are its routers. Raises ModelError where none is.
     """
     inner = unwrapped(model)
+    if replays_routers(inner):
+        return
     found = _routers(inner)
-    if not found:
-        raise ModelError(
-            f"{type(inner).__name__} has no router that chooses its experts with torch.topk",
-            fix="set model.router_replay = false",
-        )
-    for place, (module, experts, chosen) in enumerate(found.values()):
+    why = _why_not(inner, found)
+    if why is not None:
+        raise ModelError(f"{type(inner).__name__} {why}", fix="set model.router_replay = false")
+    for place, (module, experts, chosen, _) in enumerate(found.values()):
         vars(module)[_ROUTER] = _Router(place, experts, chosen)
         module.register_forward_pre_hook(_begin)
         module.register_forward_hook(_end, always_call=True)
     blocks = tuple(int(match[1]) if (match := _BLOCK.search(f".{name}.")) else place for place, name in enumerate(found))
-    inner.__dict__[_LAYERS] = blocks, max(chosen for _, _, chosen in found.values())
+    inner.__dict__[_LAYERS] = blocks, max(one.experts for one in found.values()), max(one.chosen for one in found.values())
+
+
+def _why_not(inner: Any, found: Mapping[str, _Seen]) -> str | None:
+    """Return why the experts of a model cannot be given back, if they cannot."""
+    config = inner.config.get_text_config(decoder=True)
+    if not found:
+        return "has no router that chooses its experts with torch.topk"
+    if config.model_type in _BY_KEYS:
+        return "chooses products of keys, and no experts"
+    if getattr(config, "topk_method", "") == "group_limited_greedy":
+        return "gives the experts of groups that it leaves out no weight"
+    if any(seen.passes > 1 for seen in found.values()):
+        return "goes through a router several times for a token"
+    if len({(seen.experts, seen.chosen) for seen in found.values()}) > 1:
+        return "has routers of several sizes"
+    return None
 
 
 def replays_routers(model: nn.Module) -> bool:
@@ -96,7 +119,7 @@ def replays_routers(model: nn.Module) -> bool:
 
 def experts_per_token(model: nn.Module) -> int:
     """Return the experts that a token of an enabled model goes through in each layer that routes."""
-    return int(unwrapped(model).__dict__[_LAYERS][1])
+    return int(unwrapped(model).__dict__[_LAYERS][2])
 
 
 @contextmanager
@@ -104,7 +127,7 @@ def routing(given: Tensor | None = None) -> Iterator[Routing]:
     """Record the experts of the forward passes inside, of a model that was enabled, and have it choose those that are `given`
     ([n, L, K])."""
     now = Routing(given)
-    with _being(now):
+    with _Being(now):
         yield now
 
 
@@ -118,27 +141,46 @@ def _checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContext
     """Return the contexts of a layer that is checkpointed, for torch's `context_fn`: of its forward pass, and of the one that the
     backward pass makes again, which must choose the same experts."""
     now = _NOW.get()
-    return nullcontext(), _being(None if now is None else Routing(now.given))
+    return nullcontext(), _Being(None if now is None else Routing(now.given))
 
 
 def layers_of(model: nn.Module, experts: Tensor) -> Tensor:
     """Return the layers of experts [n, L, K] that route in a model: all, or those of its blocks that do where every block is in
-    them. Raises ModelError where they are not of a model like it."""
-    blocks, chosen = unwrapped(model).__dict__[_LAYERS]
-    if experts.shape[1] == len(blocks) and experts.shape[2] == chosen:
-        return experts
-    if experts.shape[1] <= max(blocks) or experts.shape[2] != chosen:
+    them. Raises ModelError where they are not of a model like it, or the model was not enabled."""
+    if not replays_routers(model):
+        raise ModelError(
+            "a batch names the experts of its tokens, and the policy was loaded without router_replay",
+            fix="set model.router_replay = true, or leave routed_experts out",
+        )
+    blocks, number, chosen = unwrapped(model).__dict__[_LAYERS]
+    if experts.shape[2] != chosen or (experts.shape[1] != len(blocks) and experts.shape[1] <= max(blocks)):
         raise ModelError(
             f"the sampler's tokens go through {experts.shape[2]} experts in {experts.shape[1]} layers, the policy's through "
             f"{chosen} in {len(blocks)}",
-            fix="sample from the policy's own architecture, or set model.router_replay = false",
+            fix=_ANOTHER,
         )
-    return experts[:, list(blocks)]
+    if experts.shape[1] != len(blocks):
+        if len(set(blocks)) < len(blocks):
+            raise ModelError(
+                f"some of the policy's blocks have several routers, and the sampler names {experts.shape[1]}", fix=_ANOTHER
+            )
+        experts = experts[:, list(blocks)]
+    known = experts[(experts != UNKNOWN).all(-1)].to(torch.int64)
+    if known.numel() and (int(known.min()) < 0 or int(known.max()) >= number or bool((known.sort(-1).values.diff() == 0).any())):
+        raise ModelError(f"the sampler names experts that are no {chosen} different ones of {number}", fix=_ANOTHER)
+    return experts
 
 
-def experts_tensor(experts: RoutedExperts) -> Tensor:
-    """Return int16 [n, L, K] of what was written down. Raises ValueError."""
-    return torch.frombuffer(bytearray(experts.raw()), dtype=torch.int16).reshape(experts.shape)
+def experts_tensor(experts: RoutedExperts | RawExperts) -> Tensor:
+    """Return int16 [n, L, K] of plain data. Raises ValueError."""
+    raw = experts.data if isinstance(experts, RawExperts) else experts.raw()
+    return torch.frombuffer(bytearray(raw), dtype=torch.int16).reshape(experts.shape)
+
+
+def padded_experts(experts: RoutedExperts, width: int) -> Tensor:
+    """Return int16 [width, L, K] of what was written down, `UNKNOWN` from where it ends. Raises ValueError."""
+    known = experts_tensor(experts)[:width]
+    return torch.nn.functional.pad(known, (0, 0, 0, 0, 0, width - len(known)), value=UNKNOWN)
 
 
 def marked(ids: Tensor, experts: Tensor) -> Tensor:
@@ -151,36 +193,40 @@ def marked(ids: Tensor, experts: Tensor) -> Tensor:
     return ((mixed ^ (mixed >> 29)) * (factors | 1)).sum(1)
 
 
-def written_down(experts: Tensor) -> RoutedExperts:
-    """Write int16 [n, L, K] down."""
+def raw_experts(experts: Tensor) -> RawExperts:
+    """Return int16 [n, L, K] as plain data."""
     tokens, layers, chosen = experts.shape
-    raw = experts.to(torch.int16).cpu().contiguous().numpy().astype("<i2").tobytes()
-    return RoutedExperts.of(raw, (tokens, layers, chosen))
+    return RawExperts(experts.to(torch.int16).cpu().contiguous().numpy().astype("<i2").tobytes(), (tokens, layers, chosen))
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _being(now: Routing | None) -> Iterator[None]:
-    token = _NOW.set(now)
-    try:
-        yield
-    finally:
-        _NOW.reset(token)
+class _Being:
+    """A context, which may be entered again, in which a forward pass is the present one."""
+
+    def __init__(self, now: Routing | None) -> None:
+        self.now = now
+        self.tokens: list[Token[Routing | None]] = []
+
+    def __enter__(self) -> None:
+        self.tokens.append(_NOW.set(self.now))
+
+    def __exit__(self, *_: object) -> None:
+        _NOW.reset(self.tokens.pop())
 
 
 def _begin(router: nn.Module, _args: Any) -> None:
     now = _NOW.get()
     if now is not None:
-        entered = vars(router)[_ENTERED] = ExitStack()
-        entered.enter_context(_Choosing(now, vars(router)[_ROUTER]))
+        now.entered.append(ExitStack())
+        now.entered[-1].enter_context(_Choosing(now, vars(router)[_ROUTER]))
 
 
-def _end(router: nn.Module, _args: Any, _output: Any) -> None:
-    entered = vars(router).pop(_ENTERED, None)
-    if entered is not None:
-        entered.close()
+def _end(_router: nn.Module, _args: Any, _output: Any) -> None:
+    now = _NOW.get()
+    if now is not None and now.entered:
+        now.entered.pop().close()
 
 
 class _Choosing(TorchFunctionMode):
@@ -223,6 +269,16 @@ def _chooses(scores: Tensor, found: Any, router: _Router) -> bool:
     return scores.dim() == 2 and scores.shape[-1] == router.experts and found.indices.shape[-1] == router.chosen
 
 
+class _Seen(NamedTuple):
+    """What a module was seen to choose from."""
+
+    module: nn.Module
+    experts: int
+    chosen: int
+    passes: int
+    """Times that it ran in one forward pass."""
+
+
 class _Watch(TorchFunctionMode):
     """Notes which modules call `torch.topk` on a row for each token."""
 
@@ -231,10 +287,13 @@ class _Watch(TorchFunctionMode):
         self.tokens = tokens
         self.open: list[nn.Module] = []
         """The modules whose forward pass is going on, inner ones last."""
+        self.passes: Counter[nn.Module] = Counter()
         self.found: dict[nn.Module, tuple[int, int]] = {}
+        """The last choice of each: groups of experts are chosen before them."""
 
     def enter(self, module: nn.Module, _args: Any) -> None:
         self.open.append(module)
+        self.passes[module] += 1
 
     def leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         self.open.pop()
@@ -248,9 +307,8 @@ class _Watch(TorchFunctionMode):
         return found
 
 
-def _routers(inner: Any) -> dict[str, tuple[nn.Module, int, int]]:
-    """Return the routers of a model by name, in the order of a forward pass, with their experts and how many of them a token goes
-    through: groups of experts are chosen before them."""
+def _routers(inner: Any) -> dict[str, _Seen]:
+    """Return the routers of a model by name, in the order of a forward pass."""
     names = {module: name for name, module in inner.named_modules()}
     ids = torch.tensor([[0, 1, 0]], device=next(inner.parameters()).device)
     watch = _Watch(ids.numel())
@@ -265,4 +323,4 @@ def _routers(inner: Any) -> dict[str, tuple[nn.Module, int, int]]:
     finally:
         for handle in handles:
             handle.remove()
-    return {names[module]: (module, experts, chosen) for module, (experts, chosen) in watch.found.items()}
+    return {names[module]: _Seen(module, *sizes, watch.passes[module]) for module, sizes in watch.found.items()}

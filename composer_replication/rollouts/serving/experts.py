@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_replication.types.routed_experts import RoutedExperts
+from composer_replication.types.routed_experts import RawExperts
 
 
-def experts_of_npy(text: Any) -> RoutedExperts:
+def experts_of_npy(text: Any) -> RawExperts:
     """Read a base64 `.npy` [n, L, K], as vLLM writes it. Raises ValueError."""
     try:
         found = np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
@@ -22,19 +22,24 @@ def experts_of_npy(text: Any) -> RoutedExperts:
     return _written(found)
 
 
-def experts_of_int32(text: Any, chosen: int, tokens: int) -> RoutedExperts:
-    """Read base64 of little-endian int32 [tokens, L, chosen], as SGLang writes it. Raises ValueError."""
+def experts_of_bytes(text: Any, kind: Any, chosen: int, tokens: int) -> RawExperts:
+    """Read base64 of little-endian integers [tokens, L, chosen], as SGLang writes it. Raises ValueError.
+
+    Args:
+        kind: name of their type; older servers name none, and write int32.
+    """
     try:
-        found = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
-    except (TypeError, binascii.Error) as error:
+        dtype = np.dtype(kind or "int32").newbyteorder("<")
+        found = np.frombuffer(base64.b64decode(text, validate=True), dtype)
+    except (TypeError, ValueError, binascii.Error) as error:
         raise ValueError(f"no integers in base64: {error}") from error
     if tokens < 1 or len(found) % (tokens * chosen):
         raise ValueError(f"{len(found)} integers are not {chosen} for each of {tokens} tokens and some layers")
     return _written(found.reshape(tokens, -1, chosen))
 
 
-def _written(found: NDArray[Any]) -> RoutedExperts:
+def _written(found: NDArray[Any]) -> RawExperts:
     if found.ndim != 3 or not np.issubdtype(found.dtype, np.integer) or not found.size:
         raise ValueError(f"an array of {found.dtype} and the shape {list(found.shape)}")
     tokens, layers, chosen = found.shape
-    return RoutedExperts.of(found.astype("<i2").tobytes(), (tokens, layers, chosen))
+    return RawExperts(found.astype("<i2").tobytes(), (tokens, layers, chosen))

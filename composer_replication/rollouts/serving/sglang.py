@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from composer_replication.rollouts.serving.experts import experts_of_int32
+from composer_replication.rollouts.serving.experts import experts_of_bytes
 from composer_replication.rollouts.serving.http import RefusedError
 from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, Server, experts_read, unreadable
 from composer_replication.types.errors import ModelError
@@ -105,7 +105,9 @@ class SglangServer(Server):
             stopped=ending["type"] == "stop",
             weights=about.get("weight_version") if adapter is None else adapter,  # an adapter it has not is refused
             top={entry[1]: entry[0] for entry in first},
-            experts=experts_read(lambda: experts_of_int32(experts, ask.experts, read), url) if ask.experts else None,
+            experts=experts_read(lambda: experts_of_bytes(experts, about.get("routed_experts_dtype"), ask.experts, read), url)
+            if ask.experts
+            else None,
         )
 
     # --- weights ----------------------------------------------------------------------------------------------------------

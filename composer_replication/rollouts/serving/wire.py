@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from composer_replication.rollouts.serving.http import Http, RefusedError
 from composer_replication.types.errors import ModelError
-from composer_replication.types.routed_experts import RoutedExperts
+from composer_replication.types.routed_experts import RawExperts
 
 _CLAMPED = -9999.0
 """The value vLLM sends for minus infinity and for NaN."""
@@ -43,7 +43,7 @@ class Answer:
     weights: str | None
     """The label of the weights that sampled it, where the server says so in each answer."""
     top: Mapping[int, float] = field(default_factory=dict)
-    experts: RoutedExperts | None = None
+    experts: RawExperts | None = None
     """Of every token but the last one."""
 
 
@@ -127,7 +127,7 @@ class Server(ABC):
             raise error.as_model_error() from error
 
 
-def experts_read(read: Callable[[], RoutedExperts], url: str) -> RoutedExperts:
+def experts_read(read: Callable[[], RawExperts], url: str) -> RawExperts:
     """Return the experts that an answer names. Raises ModelError."""
     try:
         return read()

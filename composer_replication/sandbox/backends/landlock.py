@@ -15,7 +15,7 @@ from functools import cache
 
 from composer_replication.sandbox.backends import linux, seccomp
 from composer_replication.sandbox.backends.supervisor import Started
-from composer_replication.sandbox.backends.syscalls import METADATA, SHARED_MEMORY
+from composer_replication.sandbox.backends.syscalls import METADATA, OTHERS_OF_THE_USER, SHARED_MEMORY
 from composer_replication.sandbox.backends.system import system_view
 from composer_replication.sandbox.backends.unsafe import start_in_copy
 from composer_replication.sandbox.request import BoxFds, BoxRequest
@@ -35,6 +35,11 @@ namespace around them."""
 
 _METADATA = dict.fromkeys(METADATA, 0)
 """Landlock does not cover these calls, so for a user who owns files outside the sandbox they succeed without effect."""
+
+_OTHERS = dict.fromkeys(("setpriority", "ioprio_set"), errno.EPERM)
+_ITSELF = {name: seccomp.ArgumentRule(argument=0, allowed=(0,)) for name in OTHERS_OF_THE_USER if name not in _OTHERS}
+"""Nor does it cover these, by which a process changes others of its user, the trainer among them: it may change itself alone, as
+process 0."""
 
 
 def abi_version() -> int:
@@ -62,16 +67,17 @@ def _confine(request: BoxRequest, box: str) -> None:
     linux.die_with_parent()
     linux.syscall("landlock_restrict_self", ruleset, 0)
     os.close(ruleset)
-    seccomp.seal(box_filter(metadata=request.uid is not None))
+    seccomp.seal(box_filter(own_user=request.uid is not None))
 
 
 @cache
-def box_filter(*, metadata: bool) -> bytes:
-    """Return the filter of system calls; without `metadata`, calls that change modes, owners or times have no effect.
+def box_filter(*, own_user: bool) -> bytes:
+    """Return the filter of system calls. Where the sandbox has no user of its own, calls that change modes, owners or times have
+    no effect, and those that change other processes are refused.
 
     Raises OSError like `seccomp.compiled`.
     """
-    return seccomp.compiled(_REFUSED if metadata else _REFUSED | _METADATA)
+    return seccomp.compiled(_REFUSED) if own_user else seccomp.compiled(_REFUSED | _METADATA | _OTHERS, more=_ITSELF)
 
 
 def _ruleset(request: BoxRequest, box: str) -> int:

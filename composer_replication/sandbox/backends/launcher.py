@@ -112,8 +112,8 @@ def _prepare_seal() -> None:
         system.system_view()
         linux.join_session_keyring()
         seccomp.box_filter()
-        for metadata in (False, True):
-            landlock.box_filter(metadata=metadata)
+        for own_user in (False, True):
+            landlock.box_filter(own_user=own_user)
 
 
 def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: Cgroups | None, owner: int) -> None:

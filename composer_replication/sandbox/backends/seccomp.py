@@ -57,7 +57,13 @@ _IN_A_ROW = 4
 """Most comparisons in a row at the end of the binary search."""
 
 
-def compiled(answers: Mapping[str, int] | None = None, *, refusal: int = errno.EPERM, machine: str = "") -> bytes:
+def compiled(
+    answers: Mapping[str, int] | None = None,
+    *,
+    more: Mapping[str, ArgumentRule] | None = None,
+    refusal: int = errno.EPERM,
+    machine: str = "",
+) -> bytes:
     """Return the filter's BPF program.
 
     Calls of another architecture kill the process, and the numbers of x32 are refused.
@@ -65,6 +71,7 @@ def compiled(answers: Mapping[str, int] | None = None, *, refusal: int = errno.E
     Args:
         answers: errors with which further calls, or calls of the tables above, are answered instead; 0 is success. None of
             them is carried out.
+        more: further calls that are refused by an argument.
         refusal: error of a refused call. Another one than EPERM tells this filter's refusals from the kernel's.
         machine: machine to compile for, by default this one.
 
@@ -73,7 +80,7 @@ def compiled(answers: Mapping[str, int] | None = None, *, refusal: int = errno.E
     """
     machine = machine or platform.machine()
     errors = {**dict.fromkeys(REFUSED, refusal), **dict.fromkeys(_NOT_THERE, errno.ENOSYS), **(answers or {})}
-    rules = {name: rule for name, rule in RULES.items() if name not in errors}
+    rules = {name: rule for name, rule in (RULES | dict(more or {})).items() if name not in errors}
     targets = {name: _error(error) for name, error in errors.items()} | {name: _check(rule) for name, rule in rules.items()}
     by_number = {number: label for name, label in targets.items() if (number := number_of(name, machine)) is not None}
     lines: list[Line] = [load(_ARCHITECTURE), if_equal(_AUDIT_ARCH[machine], otherwise="foreign")]

@@ -65,13 +65,20 @@ METADATA: Numbers = {
 }  # fmt: skip
 """Calls that change modes, owners, times and extended attributes."""
 
+OTHERS_OF_THE_USER: Numbers = {
+    "prlimit64": (302, 261), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119), "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274), "migrate_pages": (256, 238), "move_pages": (279, 239), "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+}  # fmt: skip
+"""Calls that change limits, priority and place of other processes of the same user."""
+
 _OURS: Numbers = {
     "landlock_create_ruleset": _everywhere(444), "landlock_add_rule": _everywhere(445),
     "landlock_restrict_self": _everywhere(446), "openat2": _everywhere(437), "close_range": _everywhere(436),
 }  # fmt: skip
 """Further calls that the host and the sandboxes make themselves."""
 
-NUMBERS: Numbers = {**REFUSED, **BY_ARGUMENT, **SHARED_MEMORY, **METADATA, **_OURS}
+NUMBERS: Numbers = {**REFUSED, **BY_ARGUMENT, **SHARED_MEMORY, **METADATA, **OTHERS_OF_THE_USER, **_OURS}
 """Every call whose number is known here."""
 
 

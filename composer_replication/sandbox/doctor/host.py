@@ -112,6 +112,20 @@ def signals(attempt: Attempt) -> list[str]:
     return attempt.got('attempt("a signal to a process", lambda: os.kill(request["victim"], 0))')
 
 
+def limits(attempt: Attempt) -> list[str]:
+    """Change limits and priorities of a process of the host, to what they are."""
+    return attempt.got("""
+        import resource
+        victim, open_files = request["victim"], resource.RLIMIT_NOFILE
+        def same_limit():
+            before = resource.prlimit(victim, open_files)
+            return resource.prlimit(victim, open_files, before) == before
+        attempt("a limit of a process", same_limit)
+        attempt("the processors of a process", lambda: os.sched_setaffinity(victim, os.sched_getaffinity(victim)) is None)
+        attempt("the priority of a process", lambda: os.setpriority(0, victim, os.getpriority(0, victim)) is None)
+    """)
+
+
 def ptrace(attempt: Attempt) -> list[str]:
     """Trace the host's processes and read their memory and descriptors."""
     return attempt.got("""

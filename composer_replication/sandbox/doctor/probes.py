@@ -21,6 +21,7 @@ PROBES: tuple[Probe, ...] = (
     ),
     Probe(name="/proc", tries="environment, memory and descriptors of processes of the host", run=host.processes),
     Probe(name="signals", tries="a signal to a process of the host", run=host.signals, excuses=("signals",)),
+    Probe(name="processes", tries="limits, processors and priority of a process of the host", run=host.limits),
     Probe(name="ptrace", tries="attaching to processes and reading their memory", run=host.ptrace),
     Probe(name="capabilities", tries="capabilities, becoming root, devices, the kernel's settings", run=rights.privileges),
     Probe(name="mount", tries="mounts, namespaces, chroot", run=rights.mounts),

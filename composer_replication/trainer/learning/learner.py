@@ -392,9 +392,9 @@ class Learner:
 
         def score(ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
             with part.context(), evaluating(part.model):
-                return sequence_logprobs(part.model, ids, mask, wanted, temperature)
+                return sequence_logprobs(part.model, ids, mask, wanted, temperature, experts)
 
-        rows = batch["input_ids"], batch["attention_mask"], batch["response_mask"]
-        if in_lockstep(part.model):  # what is known must not decide how many passes a rank makes
+        rows, experts = (batch["input_ids"], batch["attention_mask"], batch["response_mask"]), batch.get("routed_experts")
+        if experts is not None or in_lockstep(part.model):  # what is known must not decide how many passes a rank makes
             return score(*rows)
         return self.step_logprobs.logprobs(score, "the reference", *rows, temperature)
