@@ -33,7 +33,7 @@ from tasks import Clock, clock
 
 from composer_replication.sandbox import Limits, Tree, open_sandbox
 from composer_replication.sandbox.grading.grade import grade
-from composer_replication.sandbox.grading.programs import wrong_programs
+from composer_replication.sandbox.grading.programs import seen_failing
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.tasks import BuildOptions, Task, build_tasks, load_tasks
 from composer_replication.types import GradeReport, Unscored
@@ -120,14 +120,14 @@ def learnt_by_heart(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
 
 def _rewarded(task: Task, attempts: Iterable[tuple[str, Mapping[str, bytes]]], python: Path) -> list[str]:
     """Return which attempts are rewarded. What the held-out programs refuse is not, whatever the tests say: only what satisfies
-    them goes through the whole grader."""
+    them, or ends them early, goes through the whole grader."""
     limits = Limits(wall_s=task.spec.test_timeout_s, cpu_s=task.spec.test_timeout_s)
     runner = CodeRunner(sandbox=open_sandbox(), python=python, python_path=task.spec.python_path, limits=limits)
     programs = task.spec.hidden.programs
     return [
         f"{task.spec.task_id}: {name}"
         for name, workspace in attempts
-        if not wrong_programs(runner, Tree(base=task.repo, changes=workspace), programs)[0]
+        if not seen_failing(runner, Tree(base=task.repo, changes=workspace), programs)
         and graded(task, workspace, python).reward == 1.0
     ]
 

@@ -202,7 +202,10 @@ async def _rewrite(tasks: list[Task], writer: Teacher, ledger: Path, max_usd: fl
 
 @app.command("list")
 def list_tasks(folder: Annotated[Path, typer.Argument(help="Folder of tasks.")]) -> None:
-    """List the tasks of a folder; every file is checked against its manifest."""
+    """List the tasks of a folder, and for each whether its reward can be forged, and by what.
+
+    Every file is checked against its manifest.
+    """
     wide_console().print(task_table(load_tasks(folder)))
 
 

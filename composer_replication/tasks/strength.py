@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.types.errors import TaskError
+
+_log = logging.getLogger(__name__)
 
 
 def load_strong_tasks(folder: Path, *, forgeable: bool = False) -> list[Task]:
@@ -28,12 +31,16 @@ def strong_tasks(tasks: Sequence[Task], where: str, *, forgeable: bool = False) 
         TaskError: none is left.
     """
     kept = [task for task in tasks if forgeable or not task.spec.forgeable]
+    count = sum(task.spec.forgeable for task in tasks)
+    if count and kept:
+        what = "used: a program that does not implement the feature can be rewarded" if forgeable else "left out"
+        _log.warning("%d of %d tasks of %s are forgeable and %s (composer tasks list says why)", count, len(tasks), where, what)
     if tasks and not kept:
         weakness = tasks[0].spec.hidden.weakness
         raise TaskError(
             f"every task of {where} is forgeable (the first because {weakness}): a program that does not implement the feature "
             "can be rewarded",
-            fix="build tasks without --forgeable; or accept it: tasks.forgeable = true in a run file, --forgeable on the "
-            "command line, forgeable=True in Python",
+            fix="take other tasks (composer tasks build leaves these out); or accept it: tasks.forgeable = true in a run file, "
+            "--forgeable on the command line, forgeable=True in Python",
         )
     return kept

@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.sandbox import Ending, ExecResult, Installation, Isolation, open_sandbox
+from composer_replication.sandbox import Ending, ExecResult, Installation, Isolation, Tree, open_sandbox
 from composer_replication.sandbox.grading.grade import GradeCache, grade
+from composer_replication.sandbox.grading.programs import seen_failing, wrong_programs
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.types import Deletion, Outcome, TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError, StorageError, TaskError
+from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
 
 PYTHON = Path(sys.executable)
 STUB = """
@@ -70,9 +73,9 @@ def sandbox():
 
 
 class Counting:
-    """A sandbox that counts its runs, and answers with `results` first."""
+    """A sandbox that counts its runs, and answers with `results` first; None is the real one's answer."""
 
-    def __init__(self, *results: ExecResult | SandboxError) -> None:
+    def __init__(self, *results: ExecResult | SandboxError | None) -> None:
         self.inner = open_sandbox()
         self.results = list(results)
         self.runs = 0
@@ -168,6 +171,40 @@ def test_an_unexplained_kill_is_tried_again(pristine):
     killed = Counting(died(Ending.KILLED, -signal.SIGKILL))
     assert judge(pristine, {"src/calc.py": GOLD}, killed).reward == 1.0
     assert killed.runs == 2
+
+
+HIDDEN = HeldOutChecks(
+    programs=tuple(
+        HeldOutProgram(
+            steps=json.dumps([[0, {"do": "call", "of": ["named", "calc:add"], "args": [number, 2]}]]),
+            expected=json.dumps([["returns", number + 2]]),
+            uses="src/calc.py::add",
+            new_calls=1,
+        )
+        for number in range(4)
+    )
+)
+
+
+def test_an_unexplained_kill_of_held_out_programs_is_tried_again_once(pristine):
+    task = dataclasses.replace(TASK, hidden=HIDDEN)
+    killed = died(Ending.KILLED, -signal.SIGKILL)
+    assert judge(pristine, {"src/calc.py": GOLD}, Counting(), task).reward == 1.0
+    sandbox = Counting(None, killed)
+    assert judge(pristine, {"src/calc.py": GOLD}, sandbox, task).reward == 1.0
+    assert sandbox.runs == 4, "the tests too: what is judged is one attempt"
+    report = judge(pristine, {"src/calc.py": GOLD}, Counting(None, killed, None, killed), task)
+    assert report.reward == 0.0, "work that kills itself"
+    assert "the held-out programs ended early (killed)" in report.reasons[0]
+
+
+def test_checks_that_a_dead_sandbox_does_not_answer_are_not_proven(pristine):
+    """For a grade that is wrong work; for a build it says nothing of a check."""
+    for ending in (Ending.KILLED, Ending.TIMEOUT, Ending.OUT_OF_MEMORY):
+        runner = CodeRunner(sandbox=Counting(died(ending, -9)), python=PYTHON, python_path=("src",))
+        assert seen_failing(runner, Tree(base=pristine), HIDDEN.programs) == []
+        runner = CodeRunner(sandbox=Counting(died(ending, -9)), python=PYTHON, python_path=("src",))
+        assert wrong_programs(runner, Tree(base=pristine), HIDDEN.programs) == ([0, 1, 2, 3], ending)
 
 
 def test_identical_trees_are_graded_once(pristine, tmp_path):

@@ -212,7 +212,9 @@ def _grade(task: TaskSpec, pristine: Path, submission: Submission, runner: CodeR
             report = dataclasses.replace(judge(task, run, runner.limits, isolation=isolation), events=run.events)
             if report.reward != 1.0:
                 return report
-            broken = _broken_checks(task, pristine, submission, run, anti_tests, runner)
+            broken, killed = _broken_checks(task, pristine, submission, run, anti_tests, runner)
+            if killed and attempt == 0:
+                continue
         except SandboxError as error:
             fault = error.message
             continue
@@ -243,20 +245,22 @@ def judge(task: TaskSpec, run: TestRun, limits: Limits, *, isolation: str = "") 
 
 def _broken_checks(
     task: TaskSpec, pristine: Path, submission: Submission, run: TestRun, anti_tests: HiddenTests, runner: CodeRunner
-) -> list[tuple[int, str]]:
-    """Return hidden checks that do not hold for work that passes the visible tests: number and reason. Raises SandboxError.
+) -> tuple[list[tuple[int, str]], bool]:
+    """Return hidden checks that do not hold for work that passes the visible tests, number and reason, and whether their process
+    was killed for no known reason. Raises SandboxError.
 
     Reasons name functions, never arguments or expected values.
     """
     programs = task.hidden.programs
     broken = [(len(programs) + number, why) for number, why in anti_tests.broken(run.outcomes)]
     if broken or not programs:
-        return broken
+        return broken, False
     wrong, ending = wrong_programs(runner, Tree(base=pristine, changes=submission.changes), programs)
     if ending is not Ending.EXITED:
-        return [(number, f"the held-out programs ended early ({ending.replace('_', ' ')})") for number in wrong]
+        early = f"the held-out programs ended early ({ending.replace('_', ' ')})"
+        return [(number, early) for number in wrong], ending is Ending.KILLED
     names = {number: programs[number].uses.rpartition("::")[2] for number in wrong}
-    return [(number, f"a held-out program that runs {name} did not do what it should") for number, name in names.items()]
+    return [(number, f"a held-out program that runs {name} did not do what it should") for number, name in names.items()], False
 
 
 def _reasons(task: TaskSpec, run: TestRun, outcomes: Mapping[str, Outcome], limits: Limits) -> tuple[str, ...]:

@@ -179,6 +179,13 @@ def wrong_programs(runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutPro
     return [number for number, (program, answer) in pairs if differs(json.loads(program.expected), answer)], ending
 
 
+def seen_failing(runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> list[int]:
+    """Return the numbers of the programs whose answers were seen to be wrong: none when the sandbox ended early, which proves
+    nothing of a check. Raises SandboxError."""
+    wrong, ending = wrong_programs(runner, tree, programs)
+    return wrong if ending is Ending.EXITED else []
+
+
 def _ask(
     runner: CodeRunner, tree: Tree, request: Mapping[str, Any], *, gold: bool, hash_seed: int = 0
 ) -> tuple[Ending, list[Any] | None]:

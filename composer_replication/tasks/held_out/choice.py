@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from composer_replication.languages.python.functions import Function
-from composer_replication.sandbox.grading.programs import KnownProgram, Mutant, Steps, kills_of, wrong_programs
+from composer_replication.sandbox.grading.programs import KnownProgram, Mutant, Steps, kills_of, seen_failing
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.steps.kept import given_back_by
 from composer_replication.sandbox.protocol import Tree
@@ -64,8 +64,7 @@ def failing_programs(book: HiddenBook, functions: Sequence[Function], runner: Co
     """Return the programs that run one of the functions and fail on a tree. Raises SandboxError."""
     keys = {function.key for function in functions}
     running = [program for program in book.programs if program.entered & keys]
-    wrong = wrong_programs(runner, tree, [held_out(program, "") for program in running])[0]
-    return [running[number] for number in wrong]
+    return [running[number] for number in seen_failing(runner, tree, [held_out(program, "") for program in running])]
 
 
 def choose_checks(
@@ -180,7 +179,7 @@ def _survival(mutant: Mutant, group: Tried, runner: CodeRunner, gold: Tree, book
         mutant, bodies=[replace(body, known=None) for body in mutant.bodies], numbers=group.pool, most=KILLS, least=KILLS
     )
     by_heart = mutant.bodies != alone.bodies
-    if by_heart and _kills(runner, gold, book.programs, [alone]) != [[]]:
+    if by_heart and any(_kills(runner, gold, book.programs, [alone]) or []):
         return f"the tests' answers by heart satisfy its held-out programs: otherwise {_named(mutant)}"
     return f"{_trivial(mutant)} its held-out programs: {_named(mutant)}"
 
@@ -231,7 +230,7 @@ def prove_programs(checks: HeldOutChecks, runner: CodeRunner, tree: Tree) -> Hel
     SandboxError."""
     if not checks.programs:
         return checks
-    wrong = set(wrong_programs(runner, tree, checks.programs)[0])
+    wrong = set(seen_failing(runner, tree, checks.programs))
     return without_broken(checks, (number for number in range(len(checks.programs)) if number not in wrong))
 
 

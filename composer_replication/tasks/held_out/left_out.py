@@ -15,7 +15,7 @@ from pathlib import Path
 from composer_replication.languages.python.changes import without_parts
 from composer_replication.languages.python.functions import Function, find_functions
 from composer_replication.sandbox.grading.literals import OPAQUE
-from composer_replication.sandbox.grading.programs import wrong_programs
+from composer_replication.sandbox.grading.programs import seen_failing
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.steps.references import modules_of
 from composer_replication.sandbox.protocol import Tree
@@ -134,7 +134,7 @@ def _failing(
     tried = list(numbers)
     modules = sorted({name for number in tried for name in modules_of(programs[number].steps)})
     asked = [held_out(programs[number], "") for number in tried] + [_importing(name) for name in modules]
-    wrong = wrong_programs(runner, tree, asked)[0]
+    wrong = seen_failing(runner, tree, asked)
     failing = {tried[number] for number in wrong if number < len(tried)}
     return failing, {modules[number - len(tried)] for number in wrong if number >= len(tried)}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from composer_replication.languages.python.delete import delete_bodies
 from composer_replication.languages.python.functions import Function
 from composer_replication.sandbox.grading.grade import grade, judge
-from composer_replication.sandbox.grading.programs import wrong_programs
+from composer_replication.sandbox.grading.programs import seen_failing
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.grading.tripwire import profile_of
@@ -114,7 +114,7 @@ def refuse_dispensable(spec: TaskSpec, trees: Mapping[str, Tree], runner: CodeRu
         SandboxError: the sandbox broke.
     """
     for tree in trees.values() if len(trees) > 1 else ():
-        if runner.run(tree, spec.fail_to_pass, ("-x",)).passed and not wrong_programs(runner, tree, spec.hidden.programs)[0]:
+        if runner.run(tree, spec.fail_to_pass, ("-x",)).passed and not seen_failing(runner, tree, spec.hidden.programs):
             raise NoTaskError("it is solved without one of its functions")
 
 
