@@ -48,6 +48,6 @@ class TaskSpec:
 
     @property
     def forgeable(self) -> bool:
-        """Return whether the held-out programs, if there are any, do not tell the feature from a trivial body: the rest is tests that
-        share an interpreter with the code they test."""
+        """Return whether the held-out programs, if there are any, do not tell the feature from a trivial body: what else there is
+        are tests that share an interpreter with the code they test."""
         return bool(self.hidden.weakness) and not self.impossible
