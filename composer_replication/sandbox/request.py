@@ -96,7 +96,9 @@ class BoxReport:
     returncode: int = 0
     cpu_s: float = 0.0
     oom_killed: bool | None = None
-    """True when the kernel killed a process of the sandbox for memory; None where no control group counts."""
+    """True when the kernel killed a process of the sandbox for its limit of memory; None where no control group counts."""
+    killed_for_the_machine: bool = False
+    """It killed one because the machine had no memory left, as far as the control group tells."""
     timed_out: bool = False
     disk_full: bool = False
     host_oom: bool = False

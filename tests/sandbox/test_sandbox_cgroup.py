@@ -121,18 +121,20 @@ def test_a_group_that_a_killed_maker_left_is_not_taken_for_a_fresh_one(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("version", "name", "text", "killed"),
+    ("version", "name", "text", "killed", "elsewhere"),
     [
-        (2, "memory.events", "low 0\nhigh 0\nmax 12\noom 1\noom_kill 1\noom_group_kill 0\n", True),
-        (2, "memory.events", "low 0\nhigh 0\nmax 12\noom 0\noom_kill 0\n", False),
-        (1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", True),
-        (1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 1\noom_kill 0\n", False),
+        (2, "memory.events", "low 0\nhigh 0\nmax 12\noom 1\noom_kill 1\noom_group_kill 0\n", True, False),
+        (2, "memory.events", "low 0\nhigh 0\nmax 12\noom 0\noom_kill 0\n", False, False),
+        (2, "memory.events", "low 0\nhigh 0\nmax 12\noom 0\noom_kill 1\n", False, True),
+        (1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", True, False),
+        (1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 1\noom_kill 0\n", False, False),
     ],
 )
-def test_an_out_of_memory_kill_is_read_from_the_events(tmp_path, version, name, text, killed):
+def test_an_out_of_memory_kill_is_read_from_the_events(tmp_path, version, name, text, killed, elsewhere):
     (tmp_path / name).write_text(text)
     (tmp_path / "cpu.stat").write_text("usage_usec 1\n")
-    assert Cgroups(version, tmp_path, tmp_path, None).meter().oom_killed() is killed
+    meter = Cgroups(version, tmp_path, tmp_path, None).meter()
+    assert (meter.oom_killed(), meter.killed_for_the_machine()) == (killed, elsewhere)
 
 
 def test_cpu_time_is_read_where_it_is_counted(tmp_path):

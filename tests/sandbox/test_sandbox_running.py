@@ -127,6 +127,8 @@ def test_a_kill_for_memory_elsewhere_is_not_this_box():
     assert ending_of(report, Limits(), b"") is Ending.KILLED
     with pytest.raises(SandboxError, match="the machine ran out of memory"):
         ending_of(dataclasses.replace(report, oom_killed=None), Limits(), b"")
+    with pytest.raises(SandboxError, match="the machine ran out of memory"):  # its group says that its limit was not reached
+        ending_of(dataclasses.replace(report, host_oom=False, killed_for_the_machine=True), Limits(), b"")
 
 
 def test_a_program_that_is_not_there_is_an_error(any_box, base):

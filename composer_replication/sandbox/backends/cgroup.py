@@ -30,8 +30,15 @@ class UsageMeter:
     cpu: int | None
 
     def oom_killed(self) -> bool:
-        """Return whether the kernel killed a process of the sandbox for memory."""
-        return _fields(self.memory).get("oom_kill", 0) > 0
+        """Return whether the kernel killed a process of the sandbox because of the sandbox's limit."""
+        fields = _fields(self.memory)
+        return fields.get("oom_kill", 0) > 0 and fields.get("oom", 1) > 0
+
+    def killed_for_the_machine(self) -> bool:
+        """Return whether it killed one because the machine had no memory left, where the group tells: that of version 2 counts how
+        often its own limit was reached."""
+        fields = _fields(self.memory)
+        return fields.get("oom_kill", 0) > 0 and fields.get("oom", 1) == 0
 
     def cpu_s(self) -> float | None:
         """Return the CPU seconds of all processes of the sandbox, or None where they are not counted."""

@@ -239,7 +239,12 @@ def supervise(backend: Backend, request: BoxRequest, fds: BoxFds, group: Cgroups
         report = _watch(backend, request, fds, error_read, error_write)
         if meter is not None:
             cpu_s = meter.cpu_s()
-            report = dataclasses.replace(report, oom_killed=meter.oom_killed(), cpu_s=report.cpu_s if cpu_s is None else cpu_s)
+            report = dataclasses.replace(
+                report,
+                oom_killed=meter.oom_killed(),
+                killed_for_the_machine=meter.killed_for_the_machine(),
+                cpu_s=report.cpu_s if cpu_s is None else cpu_s,
+            )
     except SETUP_ERRORS as error:
         report = BoxReport(setup_error=str(error))
     with contextlib.suppress(BrokenPipeError), open(fds.report, "wb") as file:  # unread when the host was killed

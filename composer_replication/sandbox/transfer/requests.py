@@ -89,7 +89,8 @@ def ending_of(report: BoxReport, limits: Limits, stderr: bytes) -> Ending:
     if report.returncode == -signal.SIGKILL and report.cpu_s >= limits.cpu_s:  # it ignored SIGXCPU
         return Ending.TIMEOUT
     # a group counts all its own kills, so a kill that only the machine counted was another's
-    if not counted and report.host_oom and report.returncode == -signal.SIGKILL:
+    killed = report.killed_for_the_machine or (not counted and report.host_oom)
+    if killed and report.returncode == -signal.SIGKILL:
         raise SandboxError("the machine ran out of memory while the sandbox ran", fix="run fewer sandboxes at once")
     if report.returncode < 0:
         return Ending.KILLED
