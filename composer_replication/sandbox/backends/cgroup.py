@@ -35,8 +35,8 @@ class UsageMeter:
         return fields.get("oom_kill", 0) > 0 and fields.get("oom", 1) > 0
 
     def killed_for_the_machine(self) -> bool:
-        """Return whether it killed one because the machine had no memory left, where the group tells: that of version 2 counts how
-        often its own limit was reached."""
+        """Return whether it killed one because the machine had no memory left, where the group tells: one of version 2 counts
+        how often its own limit was reached."""
         fields = _fields(self.memory)
         return fields.get("oom_kill", 0) > 0 and fields.get("oom", 1) == 0
 
