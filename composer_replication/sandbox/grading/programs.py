@@ -99,6 +99,21 @@ def examine_programs(
     return answers if answers is not None and len(answers) == len(programs) else [None] * len(programs)
 
 
+def answers_again(
+    runner: CodeRunner, tree: Tree, programs: Sequence[Steps], expected: Sequence[Sequence[Any] | None], *, hash_seed: int
+) -> list[Sequence[Any] | None]:
+    """Return the answers of programs over trusted code that gave the `expected` ones before, in another interpreter; one that is
+    expected to give none is not done.
+
+    None stands for a program that did not get to its end; all are None when the sandbox ended early. Raises SandboxError.
+    """
+    request = {"mode": "again", "programs": list(programs), "expected": list(expected)}
+    answers = _ask(runner, tree, request, gold=True, hash_seed=hash_seed)[1]
+    if answers is None or len(answers) != len(programs):
+        return [None] * len(programs)
+    return [before if answer is True else answer for before, answer in zip(expected, answers, strict=True)]
+
+
 class KnownProgram(Protocol):
     """A program, what the gold code answers, and the CPU-seconds that it took."""
 

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.languages.python.instrument import instrument
 from composer_replication.sandbox.grading.literals import OPAQUE
-from composer_replication.sandbox.grading.programs import Steps, examine_programs, record_steps, watch_calls
+from composer_replication.sandbox.grading.programs import Steps, answers_again, examine_programs, record_steps, watch_calls
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.steps.references import needs
 from composer_replication.sandbox.protocol import Ending, Tree
@@ -202,12 +202,14 @@ class _Examiner:
         return [program for program in found if program is not None and program.informative]
 
     def times(self, programs: Sequence[Steps]) -> list[_Times]:
-        """Examine programs twice, in another order and with other hashes."""
+        """Do programs twice, in another order and with other hashes; what they ran is that of the first time."""
         if not programs:
             return []
         lined = examine_programs(self.runner, self.tree, programs[::-1], lines=True, known=self.known, hash_seed=1)[::-1]
-        again = examine_programs(self.runner, self.tree, programs, hash_seed=2)
-        return list(zip(lined, again, strict=True))
+        first = [None if one is None else one["answers"] for one in lined]
+        again = answers_again(self.runner, self.tree, programs, first, hash_seed=2)
+        pairs = zip(lined, again, strict=True)
+        return [(one, None if one is None or answers is None else {**one, "answers": answers}) for one, answers in pairs]
 
     def kept(
         self, varied: Sequence[_Varied], times: Sequence[_Times], taken: Sequence[RecordedProgram], origins: Sequence[_Times]

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from composer_replication.sandbox.grading.steps.mutants import Mutants
     from composer_replication.sandbox.grading.steps.operators import Direct
-    from composer_replication.sandbox.grading.steps.replay import examine, import_modules, in_fork, run
+    from composer_replication.sandbox.grading.steps.replay import answers_again, examine, import_modules, in_fork, run
 
 _MEMORY = 2 << 30
 """Bytes that a program may take beside what the process has already."""
 
 
 def answer(request: dict[str, Any]) -> list[Any]:
-    """Carry out a request: run `programs`, or try each of `mutants` on them."""
+    """Carry out a request: run `programs`, once or `again`, examine them, or try each of `mutants` on them."""
     programs = request["programs"]
     limits = {"cpu_s": request["cpu_s"], "wall_s": request["wall_s"]}
     if request["mode"] == "mutants":
@@ -38,6 +38,8 @@ def answer(request: dict[str, Any]) -> list[Any]:
         return mutants.kills_of_all(request["mutants"])
     import_modules(programs)
     gc.freeze()  # so that a collection in a fork does not copy every page
+    if request["mode"] == "again":
+        return answers_again(programs, request["expected"], **limits)
     if request["mode"] == "run":
         return [in_fork(partial(run, program), **limits) for program in programs]
     known = None if request["known"] is None else {function: set(calls) for function, calls in request["known"].items()}

@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from types import CodeType, FrameType, FunctionType
@@ -24,14 +24,21 @@ if TYPE_CHECKING:
     from composer_replication.sandbox.grading.steps.calls import call_of
     from composer_replication.sandbox.grading.steps.kept import CHECKED, Kept, is_keeping
     from composer_replication.sandbox.grading.steps.references import modules_of
-    from composer_replication.sandbox.grading.steps.replay import Program, import_modules, in_fork, run
+    from composer_replication.sandbox.grading.steps.replay import (
+        _TOGETHER_CPU_S,
+        _TOGETHER_WALL_S,
+        Program,
+        import_modules,
+        in_fork,
+        run,
+    )
 
+_MUTANTS_TOGETHER, _QUICK_CPU_S = 32, 0.4
+"""Mutants that are tried in one fork, and its limit of CPU-seconds: one that has no end costs all of it."""
 _UNKNOWN = "__composer_unknown__"
 """Built-in function by which other bodies ask whether the call that they are in is no known one."""
 _IMPORT_CPU_S, _IMPORT_WALL_S = 5.0, 20.0
 """Limits of importing what a file with another body is part of; CPU-seconds of programs are not counted."""
-_TOGETHER_CPU_S, _TOGETHER_WALL_S = 2.0, 10.0
-"""Limits of all programs that run in one fork, one after the other."""
 
 
 def forget_tree() -> None:
@@ -197,11 +204,9 @@ class Mutants:
         behind, so a wrong answer is no proof.
         """
 
-        def wrong() -> list[int]:
-            answers = ((number, json.loads(json.dumps(run(self.programs[number])))) for number in numbers)
-            return [number for number, answer in answers if differs(self.expected[number], answer)]
-
-        found = in_fork(wrong, cpu_s=_TOGETHER_CPU_S, wall_s=_TOGETHER_WALL_S)
+        found = in_fork(
+            lambda: [number for number in numbers if self.differs_here(number)], cpu_s=_TOGETHER_CPU_S, wall_s=_TOGETHER_WALL_S
+        )
         return numbers if found is None else list(found)
 
     def holds(self, number: int) -> bool:
@@ -216,18 +221,30 @@ class Mutants:
     def kills_of_all(self, mutants: Sequence[dict[str, Any]]) -> list[list[int]]:
         """Return for each mutant the first `most` of its `numbers` whose programs kill it; none where fewer than `least` do.
 
-        Once a mutant survives, the others of the same functions are not tried, and get an empty list too.
+        Once a mutant survives, the others of the same functions are not tried, and get an empty list too. A program that the stub
+        of the functions satisfies (the one that begins with what was `found_first`) is tried on none of them.
         """
         answers: list[list[int]] = []
+        failing = self.failing_stubs(mutants)
+        mutants = [{**one, "numbers": only(one["numbers"], failing.get(functions_of(one)))} for one in mutants]
+        together = self.killed_together(mutants)
+        only_functions = (
+            len(set(map(functions_of, mutants))) == 1
+        )  # the task's own tree, on which all programs are done, is the stub's
         survived: set[tuple[str, ...]] = set()
         killers: dict[tuple[str, ...], dict[int, None]] = {}
-        for mutant in mutants:
-            functions = tuple(f"{body['path']}::{body['qualname']}" for body in mutant["bodies"])
+        for at, mutant in enumerate(mutants):
+            functions = functions_of(mutant)
             known = killers.setdefault(functions, {})
             first = known if mutant["found_first"] else {}
             numbers = [*first, *(number for number in mutant["numbers"] if number not in first)]
             most, may_survive = max(mutant["most"], len(first)), mutant["least"] == 0
-            found = [] if functions in survived else self.kills_of(mutant["bodies"], numbers, most, may_survive=may_survive)
+            if functions in survived:
+                found = []
+            elif mutant["found_first"] and functions in failing and only_functions:
+                found = list(itertools.islice(filter(self.holds, numbers), most))
+            else:
+                found = together.get(at) or self.kills_of(mutant["bodies"], numbers, most, may_survive=may_survive)
             known.update(dict.fromkeys(found))
             if len(found) < mutant["least"]:
                 survived.add(functions)
@@ -235,12 +252,57 @@ class Mutants:
             answers.append(found)
         return answers
 
-    def kills_of(self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int, *, may_survive: bool) -> list[int]:
-        """Return the first `most` of the numbers whose programs kill a mutant.
+    def killed_together(self, mutants: Sequence[dict[str, Any]]) -> dict[int, list[int]]:
+        """Return the programs that kill mutants, by the place of each, of those that its first `most` programs all kill.
 
-        Args:
-            may_survive: no program has to kill it, and most do not. Only `suspects` are tried.
+        Many are tried in one fork. After each the gold code does the same programs, in the same process: where it does not answer
+        as expected, the mutant has left something behind, and the trial ends before it.
         """
+        tried = [
+            (at, mutant["bodies"], list(mutant["numbers"][: mutant["most"]]))
+            for at, mutant in enumerate(mutants)
+            if mutant["least"] > 0 and not mutant["found_first"] and not any(map(is_keeping, mutant["bodies"]))
+        ]
+        found: dict[int, list[int]] = {}
+        for start in range(0, len(tried), _MUTANTS_TOGETHER):
+            some = [one for one in tried[start : start + _MUTANTS_TOGETHER] if len(one[2]) == mutants[one[0]]["most"]]
+            killed = in_fork(partial(self.try_together, some), cpu_s=_QUICK_CPU_S, wall_s=_TOGETHER_WALL_S)
+            found.update({at: numbers for at, numbers in killed or () if all(map(self.holds, numbers))})
+        return found
+
+    def try_together(self, tried: Sequence[tuple[int, list[dict[str, Any]], list[int]]]) -> list[tuple[int, list[int]]]:
+        killed = []
+        for at, bodies, numbers in tried:
+            replaced = self.replaced(bodies)
+            if replaced is None:
+                continue
+            with swapped(*replaced):
+                wrong = [self.differs_here(number) for number in numbers]
+            if any(map(self.differs_here, numbers)):
+                break
+            if all(wrong):
+                killed.append((at, numbers))
+        return killed
+
+    def differs_here(self, number: int) -> bool:
+        """Return whether a program is answered wrongly in this process."""
+        return differs(self.expected[number], json.loads(json.dumps(run(self.programs[number]))))
+
+    def failing_stubs(self, mutants: Sequence[dict[str, Any]]) -> dict[tuple[str, ...], set[int]]:
+        """Return for the functions of each stub the numbers of the programs that it does not satisfy, as far as one fork for all
+        tells; nothing of functions that run when their module is imported."""
+        found: dict[tuple[str, ...], set[int]] = {}
+        for stub in mutants:
+            replaced = self.replaced(stub["bodies"]) if stub["found_first"] else None
+            if replaced is not None:
+                functions = functions_of(stub)
+                numbers = {number for mutant in mutants if functions_of(mutant) == functions for number in mutant["numbers"]}
+                with swapped(*replaced):
+                    found[functions] = set(self.suspects(sorted(numbers)))
+        return found
+
+    def replaced(self, bodies: Sequence[dict[str, Any]]) -> tuple[list[FunctionType], list[CodeType]] | None:
+        """Return functions and their other code; None where only a changed file is the same. Says which calls are known."""
         set_known_calls(bodies)
         functions: list[FunctionType] = []
         codes: list[CodeType] = []
@@ -249,9 +311,21 @@ class Mutants:
             lines = lines_of(place_of(body))
             other = [code_with(body, lines, function.__code__) for function in found]
             if not found or None in other:
-                return self.kills_in_files(bodies, numbers, most, may_survive=may_survive)
+                return None
             functions += found
             codes += filter(None, other)
+        return functions, codes
+
+    def kills_of(self, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], most: int, *, may_survive: bool) -> list[int]:
+        """Return the first `most` of the numbers whose programs kill a mutant.
+
+        Args:
+            may_survive: no program has to kill it, and most do not. Only `suspects` are tried.
+        """
+        replaced = self.replaced(bodies)
+        if replaced is None:
+            return self.kills_in_files(bodies, numbers, most, may_survive=may_survive)
+        functions, codes = replaced
         self.kept.prepare(dict(zip(codes, functions, strict=True)))
 
         def kills(number: int) -> bool:
@@ -302,6 +376,16 @@ class Mutants:
         kills = (number for number in suspects if self.is_wrong(number, self.mutant_cpu_s[number]))
         found = list(itertools.islice(kills, most))
         return list(numbers[:most]) if self.keeps_nothing(bodies, found) else found
+
+
+def only(numbers: Sequence[int], wanted: Container[int] | None) -> list[int]:
+    """Return the numbers that are wanted; all of them with None."""
+    return [number for number in numbers if wanted is None or number in wanted]
+
+
+def functions_of(mutant: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of the functions that a mutant has other bodies of."""
+    return tuple(f"{body['path']}::{body['qualname']}" for body in mutant["bodies"])
 
 
 def knows_calls(bodies: Sequence[dict[str, Any]]) -> bool:
