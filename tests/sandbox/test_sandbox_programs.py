@@ -20,6 +20,7 @@ from composer_replication.sandbox.grading.programs import (
     DRIVER,
     RECORDER,
     Mutant,
+    answers_again,
     examine_programs,
     kills_of,
     record_steps,
@@ -757,3 +758,71 @@ def test_a_mutant_that_may_survive_is_killed_by_the_same_programs(tmp_path, runn
     one = mutant(source, {"first": line}, numbers, in_front=True)
     assert kills_of(runner, tree, programs, [one, replace(one, least=0)]) == [[2, 3], [2, 3]]
     assert kills_of(runner, tree, programs, [mutant(source, {"first": "pass"}, numbers, in_front=True, least=0)]) == [[]]
+
+
+LEAVING = """
+SEEN = []
+
+def note(x):
+    return x + len(SEEN)
+
+def push(x):
+    SEEN.append(x)
+    return len(SEEN)
+
+def loop():
+    while True:
+        pass
+"""
+
+
+def test_programs_that_are_done_again_know_nothing_of_each_other(tmp_path, runner):
+    """Many are done in one process: what another one left behind is found out, and the program is done alone."""
+    (tmp_path / "stack.py").write_text(LEAVING)
+    programs = [
+        *[call("stack:push", number) for number in range(70)],
+        call("stack:note", 1),
+        call("stack:note", 2),
+        call("stack:loop"),
+    ]
+    one, loop = [["returns", 1]], [["returns", None]]
+    expected = [*[one] * 70, one, None, loop]
+    answers = answers_again(runner, Tree(base=tmp_path), programs, expected, hash_seed=2)
+    assert answers == [*[one] * 70, one, None, None]
+    wrong = answers_again(runner, Tree(base=tmp_path), programs[:2], [[["returns", 2]], one], hash_seed=2)
+    assert wrong == [one, one], "what it answers, and not what was expected"
+
+
+def known_programs(runner, tree, steps):
+    found = examine_programs(runner, tree, steps, lines=True)
+    return [Known(program, seen["answers"]) for program, seen in zip(steps, found, strict=True)]
+
+
+def test_a_mutant_that_leaves_something_behind_kills_no_other(tmp_path, runner):
+    """They are tried in one process, and the second is right where nothing was left."""
+    (tmp_path / "stack.py").write_text(LEAVING)
+    tree, numbers = Tree(base=tmp_path), [0, 1, 2]
+    programs = known_programs(runner, tree, [call("stack:note", number) for number in numbers])
+    bodies = ["return -x - 9", "SEEN.append(x); return x - 1", "return x + 2 * len(SEEN)"]
+    mutants = [mutant(LEAVING, {"note": text}, numbers, most=1) for text in bodies]
+    assert kills_of(runner, tree, programs, mutants) == [[0], [0], []]
+
+
+def test_what_the_stub_satisfies_kills_no_mutant(tmp_path, runner):
+    source = """
+def twice(x):
+    return 2 * x
+
+def safe(x):
+    try:
+        return twice(x)
+    except NotImplementedError:
+        return 2 * x
+"""
+    (tmp_path / "stack.py").write_text(source)
+    tree, numbers = Tree(base=tmp_path), [0, 1]
+    programs = known_programs(runner, tree, [call("stack:safe", 3), call("stack:twice", 4)])
+    wrong = mutant(source, {"twice": "return None"}, numbers, most=1)
+    stub = mutant(source, {"twice": "raise NotImplementedError"}, numbers, most=2, found_first=True)
+    assert kills_of(runner, tree, programs, [wrong]) == [[0]]
+    assert kills_of(runner, tree, programs, [wrong, stub]) == [[1], [1]]
