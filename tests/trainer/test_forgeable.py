@@ -16,6 +16,7 @@ from composer_replication.observe.run_dir import RunDir
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.tasks.files import solved_tree
 from composer_replication.tasks.store import Task, load_tasks, write_task
+from composer_replication.tasks.strength import load_strong_tasks
 from composer_replication.trainer.checkpoints.card import FORGEABLE, write_card
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.preflight import check_run
@@ -43,6 +44,16 @@ def config_file(world: World, run_file: Path, tmp_path: Path) -> Path:
     weakened(load_tasks(tasks)[0])
     run_file.write_text(run_file.read_text().replace(str(world.tasks), str(tasks)))
     return run_file
+
+
+def test_how_many_are_left_out_or_used_is_said(config_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = load_config(config_file).tasks.folder
+    count = len(load_tasks(folder))
+    load_strong_tasks(folder)
+    assert f"1 of {count} tasks of {folder} are forgeable and left out (composer tasks list says why)" in caplog.text
+    caplog.clear()
+    load_strong_tasks(folder, forgeable=True)
+    assert f"1 of {count} tasks of {folder} are forgeable and used: a program that does not implement the feature" in caplog.text
 
 
 def test_forgeable_tasks_are_left_out_unless_the_run_takes_them(config_file: Path) -> None:
