@@ -44,7 +44,7 @@ class TransformersEngine:
     its own generator, so a sample depends on the rest of its batch only through rounding, and the same batch with the same
     seeds gives the same bits.
 
-    Of a mixture with `model.router_replay` it records the experts that each token goes through.
+    The experts that each token goes through are recorded where the model was loaded with `model.router_replay`.
 
     The weights are the trainer's own: after an optimizer step call `reset`, because cached keys belong to the weights they were
     computed with.

@@ -68,8 +68,8 @@ class Trajectory:
     grade: GradeReport | None = None
     arm: str = ""
     experts: RoutedExperts | None = None
-    """Of a mixture with `model.router_replay`: the experts that the tokens of the whole sequence went through, from the first one
-    on. The last sampled one was not read any more."""
+    """The experts that the tokens of the whole sequence went through, from the first one on, where `model.router_replay` has a
+    mixture's recorded. The last sampled token was not read any more."""
 
     def context_ids(self, turn: int) -> tuple[int, ...]:
         """Return the exact token ids the policy had seen when it sampled turn `turn` (0-based); `len(turns)` gives everything."""

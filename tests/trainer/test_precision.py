@@ -20,12 +20,12 @@ from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import compute_dtype, evaluating, sequence_logprobs
 from composer_replication.loss.forward.adapters import policy_weights
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from composer_replication.loss.forward.models import load_policy, load_to_sample, save_policy
+from composer_replication.loss.forward.models import load_architecture, load_policy, load_to_sample, save_policy
 from composer_replication.observe import RunDir
 from composer_replication.rollouts.protocol import SampleRequest
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.trainer.learning.learner import Learner
-from composer_replication.types.errors import CheckpointError, ConfigError
+from composer_replication.types.errors import CheckpointError, ConfigError, ModelError
 
 LORA = ["--model.lora.rank", "4"]
 FIRST = "model.layers.0.self_attn.q_proj.weight"
@@ -177,10 +177,16 @@ def test_adapters_that_are_sampled_from_in_bfloat16_are_not_rounded_away(run_fil
     ids = torch.arange(2, 40)[None]
     with evaluating(model), evaluating(sampled):
         assert sampled(input_ids=ids).logits.equal(model(input_ids=ids).logits)
+    assert load_architecture(str(tmp_path)).to_dict()["hidden_size"] == model.config.hidden_size, "that of what they stand on"
     whole, _ = load_to_sample(str(tmp_path), "float32")
     assert {p.dtype for p in whole.parameters()} == {torch.float32}
     assert not any("lora_" in name for name, _ in whole.named_parameters())
     assert {p.dtype for p in load_to_sample(config.model.path, "bfloat16")[0].parameters()} == {torch.bfloat16}
+
+
+def test_an_architecture_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no such folder"):
+        load_architecture(str(tmp_path / "nowhere"))
 
 
 def test_targets_that_no_layer_has_are_named(run_file: Path) -> None:

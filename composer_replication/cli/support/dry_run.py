@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from composer_replication.config import RunConfig, resolve_arm, to_toml
@@ -54,7 +55,7 @@ def check(config: RunConfig) -> None:
     if config.substrate.shard and launched_processes() == 1:
         console.print(_SHARED, soft_wrap=True, highlight=False)
         return
-    arm, variant = _planned(config)
+    arm, variant = _planned(variants)
     plan = make_plan(variant, architecture, window)
     console.print(say_plan(plan, arm))
     check_fit(plan, variant)
@@ -74,17 +75,17 @@ def check(config: RunConfig) -> None:
 
 def plan_along(config: RunConfig) -> None:
     """Take part in the plan of memory that the first of several processes makes. Raises as `check`."""
-    from composer_replication.loss.forward.models import load_policy, window_of
+    from composer_replication.loss.forward.models import load_architecture, window_of
     from composer_replication.trainer.planning.plan import make_plan
 
     if config.substrate.type == "local":
-        architecture = load_policy(config.model)[0].config
-        make_plan(_planned(config)[1], architecture, window_of(architecture))
+        architecture = load_architecture(config.model.path)
+        _, variant = _planned({arm: resolve_arm(config, arm) for arm in config.arms})
+        make_plan(variant, architecture, window_of(architecture))
 
 
-def _planned(config: RunConfig) -> tuple[str, RunConfig]:
+def _planned(variants: Mapping[str, RunConfig]) -> tuple[str, RunConfig]:
     """Return the arm that is planned, the one with most channels."""
-    variants = {arm: resolve_arm(config, arm) for arm in config.arms}
     return max(variants.items(), key=lambda pair: _channels(pair[1]))
 
 

@@ -22,7 +22,14 @@ from composer_replication.types.routed_experts import UNKNOWN
 class Forward:
     """A forward pass in which rows of tokens [B, T] were read."""
 
-    def __init__(self, output: Tensor, head: Head | None, places: Tensor | None = None, routers: Sequence[Tensor] = ()) -> None:
+    def __init__(
+        self,
+        output: Tensor,
+        head: Head | None,
+        places: Tensor | None = None,
+        routers: Sequence[Tensor] = (),
+        routing: Routing | None = None,
+    ) -> None:
         self.output = output
         """[B, T, H] what the head reads, or [B, T, V] logits without a head; [1, N, ...] where the rows are packed."""
         self.head = head
@@ -31,7 +38,7 @@ class Forward:
         self.routers = routers
         """[n, E] logits of the routers of a mixture, by layer, of all n tokens that were read and are no padding; none where none
         are wanted (`routers.routed`)."""
-        self.routing: Routing | None = None
+        self.routing = routing
         """How tokens were routed, where experts were given."""
 
     def rows(self, row: Tensor, position: Tensor) -> FusedRows | PlainRows:

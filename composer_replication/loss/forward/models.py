@@ -14,6 +14,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -156,6 +157,13 @@ def _prepared(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
     if config.compile:
         compile_blocks(model)
     return model
+
+
+def load_architecture(path: str) -> PreTrainedConfig:
+    """Load the configuration of the model of a folder or a Hugging Face id, without its weights. Raises as `load_policy`."""
+    source = base_model_of(Path(path)) if (Path(path) / ADAPTER_FILE).is_file() else path
+    with _loading(source):
+        return cast(PreTrainedConfig, AutoConfig.from_pretrained(source, trust_remote_code=False))
 
 
 def window_of(config: PreTrainedConfig) -> int:

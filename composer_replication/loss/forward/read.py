@@ -63,12 +63,8 @@ def read_rows(model: nn.Module, inputs: Sequence[Rows]) -> list[Forward]:
     ids, experts = _packed(tree, sequences)
     read = forward_tree(model, ids, tree.positions, tree.segments, inputs[0].ids.device, experts)
     places = iter(tree.places)
-    found = []
-    for rows in inputs:
-        part = Forward(read.output, read.head, _columns([next(places) for _ in rows.ids], rows.ids), read.routers)
-        part.routing = read.routing
-        found.append(part)
-    return found
+    columns = [_columns([next(places) for _ in rows.ids], rows.ids) for rows in inputs]
+    return [Forward(read.output, read.head, some, read.routers, read.routing) for some in columns]
 
 
 class _Sequence(NamedTuple):

@@ -48,7 +48,7 @@ class _Router(NamedTuple):
 
 @dataclass(slots=True)
 class Routing:
-    """What routers do in one forward pass over n tokens, in L layers that route, to K experts each."""
+    """The routing of one forward pass over n tokens, in L layers that route, to K experts each."""
 
     given: Tensor | None = None
     """Integers [n, L, K]: the experts to choose, `UNKNOWN` where a router chooses. None where it does everywhere."""
@@ -57,7 +57,7 @@ class Routing:
     changed: dict[int, Tensor] = field(default_factory=dict)
     """0-dim by layer: the tokens for which a router would have chosen others than are given."""
     entered: list[ExitStack] = field(default_factory=list)
-    """Of the router whose forward pass is going on."""
+    """The exchange in the router whose forward pass is going on."""
 
     def experts(self) -> Tensor:
         """Return int16 [n, L, K] of what was recorded."""
@@ -127,7 +127,7 @@ def routing(given: Tensor | None = None) -> Iterator[Routing]:
     """Record the experts of the forward passes inside, of a model that was enabled, and have it choose those that are `given`
     ([n, L, K])."""
     now = Routing(given)
-    with _Being(now):
+    with _Present(now):
         yield now
 
 
@@ -141,7 +141,7 @@ def _checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContext
     """Return the contexts of a layer that is checkpointed, for torch's `context_fn`: of its forward pass, and of the one that the
     backward pass makes again, which must choose the same experts."""
     now = _NOW.get()
-    return nullcontext(), _Being(None if now is None else Routing(now.given))
+    return nullcontext(), _Present(None if now is None else Routing(now.given))
 
 
 def layers_of(model: nn.Module, experts: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def raw_experts(experts: Tensor) -> RawExperts:
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-class _Being:
+class _Present:
     """A context, which may be entered again, in which a forward pass is the present one."""
 
     def __init__(self, now: Routing | None) -> None:
@@ -270,7 +270,7 @@ def _chooses(scores: Tensor, found: Any, router: _Router) -> bool:
 
 
 class _Seen(NamedTuple):
-    """What a module was seen to choose from."""
+    """A module that was seen to choose."""
 
     module: nn.Module
     experts: int

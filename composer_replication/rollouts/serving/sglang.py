@@ -7,7 +7,7 @@ from typing import Any
 
 from composer_replication.rollouts.serving.experts import experts_of_bytes
 from composer_replication.rollouts.serving.http import RefusedError
-from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, Server, experts_read, unreadable
+from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, Server, experts_in, unreadable
 from composer_replication.types.errors import ModelError
 
 _TOO_OLD = "serve with SGLang 0.5.23 or newer, and ask it itself: gateways leave token ids out"
@@ -96,18 +96,16 @@ class SglangServer(Server):
                 fix="turn speculative decoding off, and ask the server itself and no gateway",
             )
         first = (about.get("output_top_logprobs") or [[]])[0] or []
-        experts, read = about.get("routed_experts"), len(ask.ids) + len(pairs) - 1
-        if ask.experts and experts is None:
-            raise unreadable(url, "the experts that tokens went through", self.experts_fix)
+        kind, read = about.get("routed_experts_dtype"), len(ask.ids) + len(pairs) - 1
         return Answer(
             ids=tuple(reply["output_ids"]),
             logprobs=tuple(p for p, _ in pairs),
             stopped=ending["type"] == "stop",
             weights=about.get("weight_version") if adapter is None else adapter,  # an adapter it has not is refused
             top={entry[1]: entry[0] for entry in first},
-            experts=experts_read(lambda: experts_of_bytes(experts, about.get("routed_experts_dtype"), ask.experts, read), url)
-            if ask.experts
-            else None,
+            experts=experts_in(
+                about.get("routed_experts"), ask, url, lambda text: experts_of_bytes(text, kind, ask.experts, read)
+            ),
         )
 
     # --- weights ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from composer_replication.rollouts.serving.experts import experts_of_npy
 from composer_replication.rollouts.serving.http import RefusedError
-from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, Server, experts_read, unreadable
+from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, Server, experts_in, unreadable
 from composer_replication.types.errors import ModelError
 
 _TOO_OLD = "serve with vLLM 0.32 or newer, and ask it itself: gateways leave token ids out"
@@ -101,16 +101,13 @@ class VllmServer(Server):
         if not found.get("token_logprobs"):
             raise unreadable(url, "log-probs", _TOO_OLD)
         first = (found.get("top_logprobs") or [{}])[0] or {}
-        experts = choice.get("routed_experts")
-        if ask.experts and experts is None:
-            raise unreadable(url, "the experts that tokens went through", self.experts_fix)
         return Answer(
             ids=tuple(choice["token_ids"]),
             logprobs=tuple(found["token_logprobs"]),
             stopped=choice.get("finish_reason") == "stop",
             weights=None if adapter is None else reply.get("model"),
             top={int(token.removeprefix("token_id:")): p for token, p in first.items()} if ask.top else {},
-            experts=experts_read(lambda: experts_of_npy(experts), url) if ask.experts else None,
+            experts=experts_in(choice.get("routed_experts"), ask, url, experts_of_npy),
         )
 
     # --- weights ----------------------------------------------------------------------------------------------------------

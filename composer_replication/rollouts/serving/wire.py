@@ -13,6 +13,7 @@ from composer_replication.rollouts.serving.http import Http, RefusedError
 from composer_replication.types.errors import ModelError
 from composer_replication.types.routed_experts import RawExperts
 
+_EXPERTS_FIX = "start it with --enable-return-routed-experts, or set model.router_replay = false"
 _CLAMPED = -9999.0
 """The value vLLM sends for minus infinity and for NaN."""
 
@@ -44,7 +45,7 @@ class Answer:
     """The label of the weights that sampled it, where the server says so in each answer."""
     top: Mapping[int, float] = field(default_factory=dict)
     experts: RawExperts | None = None
-    """Of every token but the last one."""
+    """Experts of every token but the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,6 @@ class Facts:
 class Server(ABC):
     """A kind of server at one address. Every method raises ModelError; what it names is the address and the fix."""
 
-    experts_fix: ClassVar[str] = "start it with --enable-return-routed-experts, or set model.router_replay = false"
-    """How to make the server say which experts tokens went through."""
     processed_fix: ClassVar[str]
     """How to make the server return log-probs of the distribution it samples from."""
     proof_note: ClassVar[str] = ""
@@ -127,10 +126,14 @@ class Server(ABC):
             raise error.as_model_error() from error
 
 
-def experts_read(read: Callable[[], RawExperts], url: str) -> RawExperts:
-    """Return the experts that an answer names. Raises ModelError."""
+def experts_in(written: Any, ask: Ask, url: str, read: Callable[[Any], RawExperts]) -> RawExperts | None:
+    """Return the experts that an answer names, as far as they were asked for. Raises ModelError."""
+    if not ask.experts:
+        return None
+    if written is None:
+        raise unreadable(url, "the experts that tokens went through", _EXPERTS_FIX)
     try:
-        return read()
+        return read(written)
     except ValueError as error:
         raise unreadable(url, f"experts that can be read ({error})", "serve with a version that is known to work") from error
 
@@ -165,10 +168,10 @@ def checked(answer: Answer, ask: Ask, url: str) -> Answer:
             fix="give the server a larger context and cache, or lower rollout.context_tokens",
         )
     wanted = len(ask.ids) + len(answer.ids) - 1
-    if ask.experts and (answer.experts is None or answer.experts.shape[0] != wanted or answer.experts.shape[2] != ask.experts):
-        said = "no experts" if answer.experts is None else f"the experts {list(answer.experts.shape)}"
+    if answer.experts is not None and answer.experts.shape[::2] != (wanted, ask.experts):
         raise ModelError(
-            f"{url} answered with {said} of {wanted} tokens that go through {ask.experts} in each layer",
+            f"{url} answered with experts of the shape {list(answer.experts.shape)} for {wanted} tokens that go through "
+            f"{ask.experts} in each layer",
             fix="serve the policy's own architecture, and ask the server itself and no gateway",
         )
     if any(i in ask.stop_ids for i in answer.ids[:-1]) or len(answer.ids) > ask.max_new_tokens:

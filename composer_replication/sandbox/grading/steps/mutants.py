@@ -10,7 +10,6 @@ import contextlib
 import gc
 import importlib.machinery
 import itertools
-import json
 import os
 import sys
 from collections.abc import Container, Iterator, Sequence
@@ -24,17 +23,11 @@ if TYPE_CHECKING:
     from composer_replication.sandbox.grading.steps.calls import call_of
     from composer_replication.sandbox.grading.steps.kept import CHECKED, Kept, is_keeping
     from composer_replication.sandbox.grading.steps.references import modules_of
-    from composer_replication.sandbox.grading.steps.replay import (
-        _TOGETHER_CPU_S,
-        _TOGETHER_WALL_S,
-        Program,
-        import_modules,
-        in_fork,
-        run,
-    )
+    from composer_replication.sandbox.grading.steps.replay import Program, import_modules, in_fork, run, run_plainly, suspects
 
-_MUTANTS_TOGETHER, _QUICK_CPU_S = 32, 0.4
-"""Mutants that are tried in one fork, and its limit of CPU-seconds: one that has no end costs all of it."""
+_MUTANTS_TOGETHER, _QUICK_CPU_S, _STUB_CPU_S = 32, 0.4, 2.0
+"""Mutants that are tried in one fork, and its limit of CPU-seconds: one that has no end costs all of it. That of a stub on all
+programs."""
 _UNKNOWN = "__composer_unknown__"
 """Built-in function by which other bodies ask whether the call that they are in is no known one."""
 _IMPORT_CPU_S, _IMPORT_WALL_S = 5.0, 20.0
@@ -196,18 +189,8 @@ class Mutants:
         answers, self.kept.given_back = found or (None, self.kept.given_back)
         return differs(self.expected[number], answers)
 
-    def suspects(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Return the numbers of programs that are answered wrongly when all run in one fork, one after the other; all numbers
-        where the fork does not get to its end.
-
-        Most of what a program takes in a fork of its own is the copying of pages. But here each finds what those before it left
-        behind, so a wrong answer is no proof.
-        """
-
-        found = in_fork(
-            lambda: [number for number in numbers if self.differs_here(number)], cpu_s=_TOGETHER_CPU_S, wall_s=_TOGETHER_WALL_S
-        )
-        return numbers if found is None else list(found)
+    def suspects(self, numbers: Sequence[int]) -> list[int]:
+        return suspects(self.differs_here, numbers)
 
     def holds(self, number: int) -> bool:
         """Return whether the gold code answers a program as expected, here and now."""
@@ -228,9 +211,7 @@ class Mutants:
         failing = self.failing_stubs(mutants)
         mutants = [{**one, "numbers": only(one["numbers"], failing.get(functions_of(one)))} for one in mutants]
         together = self.killed_together(mutants)
-        only_functions = (
-            len(set(map(functions_of, mutants))) == 1
-        )  # the task's own tree, on which all programs are done, is the stub's
+        alone = len(set(map(functions_of, mutants))) == 1
         survived: set[tuple[str, ...]] = set()
         killers: dict[tuple[str, ...], dict[int, None]] = {}
         for at, mutant in enumerate(mutants):
@@ -241,7 +222,7 @@ class Mutants:
             most, may_survive = max(mutant["most"], len(first)), mutant["least"] == 0
             if functions in survived:
                 found = []
-            elif mutant["found_first"] and functions in failing and only_functions:
+            elif mutant["found_first"] and functions in failing and alone:  # all are done again on the task's own tree
                 found = list(itertools.islice(filter(self.holds, numbers), most))
             else:
                 found = together.get(at) or self.kills_of(mutant["bodies"], numbers, most, may_survive=may_survive)
@@ -266,11 +247,16 @@ class Mutants:
         found: dict[int, list[int]] = {}
         for start in range(0, len(tried), _MUTANTS_TOGETHER):
             some = [one for one in tried[start : start + _MUTANTS_TOGETHER] if len(one[2]) == mutants[one[0]]["most"]]
-            killed = in_fork(partial(self.try_together, some), cpu_s=_QUICK_CPU_S, wall_s=_TOGETHER_WALL_S)
+            killed = in_fork(partial(self.try_together, some), cpu_s=_QUICK_CPU_S, wall_s=self.wall_s)
             found.update({at: numbers for at, numbers in killed or () if all(map(self.holds, numbers))})
         return found
 
     def try_together(self, tried: Sequence[tuple[int, list[dict[str, Any]], list[int]]]) -> list[tuple[int, list[int]]]:
+        """Return the places of mutants that all their programs kill, and these, until one of them leaves something behind.
+
+        Args:
+            tried: the place of each mutant, its bodies and its programs.
+        """
         killed = []
         for at, bodies, numbers in tried:
             replaced = self.replaced(bodies)
@@ -286,11 +272,11 @@ class Mutants:
 
     def differs_here(self, number: int) -> bool:
         """Return whether a program is answered wrongly in this process."""
-        return differs(self.expected[number], json.loads(json.dumps(run(self.programs[number]))))
+        return differs(self.expected[number], run_plainly(self.programs[number]))
 
     def failing_stubs(self, mutants: Sequence[dict[str, Any]]) -> dict[tuple[str, ...], set[int]]:
         """Return for the functions of each stub the numbers of the programs that it does not satisfy, as far as one fork for all
-        tells; nothing of functions that run when their module is imported."""
+        tells; nothing where that does not get to its end, or of functions that run when their module is imported."""
         found: dict[tuple[str, ...], set[int]] = {}
         for stub in mutants:
             replaced = self.replaced(stub["bodies"]) if stub["found_first"] else None
@@ -298,7 +284,11 @@ class Mutants:
                 functions = functions_of(stub)
                 numbers = {number for mutant in mutants if functions_of(mutant) == functions for number in mutant["numbers"]}
                 with swapped(*replaced):
-                    found[functions] = set(self.suspects(sorted(numbers)))
+                    wrong = in_fork(
+                        partial(list, filter(self.differs_here, sorted(numbers))), cpu_s=_STUB_CPU_S, wall_s=self.wall_s
+                    )
+                if wrong is not None:
+                    found[functions] = set(wrong)
         return found
 
     def replaced(self, bodies: Sequence[dict[str, Any]]) -> tuple[list[FunctionType], list[CodeType]] | None:

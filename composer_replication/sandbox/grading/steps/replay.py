@@ -34,7 +34,7 @@ Program: TypeAlias = "Sequence[tuple[int, dict[str, Any]]]"
 _LONGEST = 4 << 20
 """Bytes of the answer of one program."""
 _TOGETHER, _TOGETHER_CPU_S, _TOGETHER_WALL_S = 64, 2.0, 10.0
-"""Programs that are done again in one fork, and its limits."""
+"""Programs that run in one fork, one after the other, and its limits."""
 _UNSTEADY = frozenset(
     {"now", "today", "utcnow", "time", "time_ns", "monotonic", "perf_counter", "localtime", "gmtime", "ctime", "urandom"}
     | {"getrandbits", "random", "getpid", "getcwd", "listdir", "scandir", "stat", "open", "system", "fork"}
@@ -166,6 +166,12 @@ def run(program: Program) -> list[Any]:
     return [replay.answer(number, step) for number, step in program]
 
 
+def run_plainly(program: Program) -> list[Any]:
+    """Return the answer of each step as JSON carries it."""
+    plain: list[Any] = json.loads(json.dumps(run(program)))
+    return plain
+
+
 def examine(program: Program, *, lines: bool, known: KnownCalls | None) -> dict[str, Any]:
     """Return the answers, what trusted code ran for them (`lines`; some `calls` that are not known, `steps` that lead to any, by
     function; `unsteady`; `seconds`), and which steps gave `iterators`. There are no lines and calls unless `lines`."""
@@ -188,23 +194,28 @@ def examine(program: Program, *, lines: bool, known: KnownCalls | None) -> dict[
 
 
 def answers_again(programs: Sequence[Program], expected: Sequence[Any], *, cpu_s: float, wall_s: float) -> list[Any]:
-    """Do programs once more, many in one fork: most of what one takes in a fork of its own is the copying of pages.
-
-    Return True for each that answers as expected, and for others what they answer in a fork of their own, where nothing was left
-    behind by those before. None stands for one that does not get to its end there, or that nothing is expected of.
-    """
+    """Do programs once more, and return True for each that answers exactly as expected, and for others what they answer in a fork
+    of their own. None stands for one that does not get to its end there, or that nothing is expected of."""
     asked = [at for at, before in enumerate(expected) if before is not None]
-    answers: list[Any] = [None] * len(programs)
-    for start in range(0, len(asked), _TOGETHER):
-        some = asked[start : start + _TOGETHER]
-        same = in_fork(partial(_same, programs, expected, some), cpu_s=_TOGETHER_CPU_S, wall_s=_TOGETHER_WALL_S) or ()
-        for at in some:
-            answers[at] = at in same or in_fork(partial(run, programs[at]), cpu_s=cpu_s, wall_s=wall_s)
+    answers: list[Any] = [True if before is not None else None for before in expected]
+    for at in suspects(lambda at: run_plainly(programs[at]) != expected[at], asked):
+        answers[at] = in_fork(partial(run, programs[at]), cpu_s=cpu_s, wall_s=wall_s)
     return answers
 
 
-def _same(programs: Sequence[Program], expected: Sequence[Any], numbers: Sequence[int]) -> list[int]:
-    return [at for at in numbers if json.loads(json.dumps(run(programs[at]))) == expected[at]]
+def suspects(is_wrong: Callable[[int], bool], numbers: Sequence[int]) -> list[int]:
+    """Return the numbers of programs that are answered wrongly when many run in one fork, one after the other, and all of those
+    whose fork does not get to its end.
+
+    Most of what a program takes in a fork of its own is the copying of pages. But here each finds what those before it left
+    behind, so a wrong answer is no proof.
+    """
+    found: list[int] = []
+    for start in range(0, len(numbers), _TOGETHER):
+        some = numbers[start : start + _TOGETHER]
+        wrong = in_fork(partial(list, filter(is_wrong, some)), cpu_s=_TOGETHER_CPU_S, wall_s=_TOGETHER_WALL_S)
+        found += some if wrong is None else wrong
+    return found
 
 
 def in_fork(work: Callable[[], Any], *, cpu_s: float, wall_s: float) -> Any:
