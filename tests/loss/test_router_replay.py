@@ -310,11 +310,11 @@ def test_what_does_not_fit_is_refused() -> None:
     for wrong in (EXPERTS, -2):
         odd = experts.clone()
         odd[0, 0, 0, 0] = wrong
-        with pytest.raises(ModelError, match="no 2 different ones of 6"):
+        with pytest.raises(ModelError, match="not 2 different numbers below 6"):
             compose_loss(model, batch(odd))
     twice = experts.clone()
     twice[0, 0, 0] = 3
-    with pytest.raises(ModelError, match="no 2 different ones of 6"):
+    with pytest.raises(ModelError, match="not 2 different numbers below 6"):
         compose_loss(model, batch(twice))
     with pytest.raises(ModelError, match="loaded without router_replay"):
         compose_loss(mixture(), batch(experts))

@@ -102,9 +102,9 @@ def _why_not(inner: Any, found: Mapping[str, _Seen]) -> str | None:
     if not found:
         return "has no router that chooses its experts with torch.topk"
     if config.model_type in _BY_KEYS:
-        return "chooses products of keys, and no experts"
+        return "ranks products of keys instead of experts"
     if getattr(config, "topk_method", "") == "group_limited_greedy":
-        return "gives the experts of groups that it leaves out no weight"
+        return "gives no weight to experts outside the groups that it chooses"
     if any(seen.passes > 1 for seen in found.values()):
         return "goes through a router several times for a token"
     if len({(seen.experts, seen.chosen) for seen in found.values()}) > 1:
@@ -118,7 +118,7 @@ def replays_routers(model: nn.Module) -> bool:
 
 
 def experts_per_token(model: nn.Module) -> int:
-    """Return the experts that a token of an enabled model goes through in each layer that routes."""
+    """Return the number of experts that a token goes through in each layer that routes, in an enabled model."""
     return int(unwrapped(model).__dict__[_LAYERS][2])
 
 
@@ -167,7 +167,7 @@ def layers_of(model: nn.Module, experts: Tensor) -> Tensor:
         experts = experts[:, list(blocks)]
     known = experts[(experts != UNKNOWN).all(-1)].to(torch.int64)
     if known.numel() and (int(known.min()) < 0 or int(known.max()) >= number or bool((known.sort(-1).values.diff() == 0).any())):
-        raise ModelError(f"the sampler names experts that are no {chosen} different ones of {number}", fix=_ANOTHER)
+        raise ModelError(f"the sampler names experts that are not {chosen} different numbers below {number}", fix=_ANOTHER)
     return experts
 
 

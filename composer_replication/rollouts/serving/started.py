@@ -66,7 +66,7 @@ class VllmOptions:
     sleeps: bool = False
     """Another process has its GPU at times, and it sleeps then."""
     says_experts: bool = False
-    """It says which experts of a mixture tokens went through."""
+    """It reports which experts of a mixture tokens went through."""
     more: Sequence[str] = ()
     """Options that come last, and so count."""
 
