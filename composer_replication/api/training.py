@@ -12,7 +12,8 @@ from composer_replication.config import RunConfig, config_from, load_config
 from composer_replication.envs.source import EnvSource
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.substrates import check_substrate, train_on
-from composer_replication.trainer.learning.followers import is_follower, launched_processes
+from composer_replication.trainer.learning.followers import is_follower
+from composer_replication.trainer.learning.launcher import check_launcher
 from composer_replication.trainer.open_run import open_run
 from composer_replication.trainer.report import follow
 from composer_replication.trainer.rewards import RewardFunction
@@ -50,7 +51,7 @@ def train(
     if resolved.diloco.enabled:
         raise ConfigError("diloco.enabled = true: this run is one of replicas", fix="start it by `composer diloco run`")
     check_substrate(resolved)
-    _check_launcher(resolved)
+    check_launcher(resolved)
     if is_follower():
         follow(resolved)
         return Run(RunDir(resolved.out / resolved.name))
@@ -59,20 +60,6 @@ def train(
         shown.on_event = run_dir.log_event
         wait_for(train_on(resolved, run_dir, shown, env=env, reward=reward, callbacks=callbacks))
     return Run(run_dir)
-
-
-def _check_launcher(config: RunConfig) -> None:
-    """Raise ConfigError when several processes were started for a run that one process starts."""
-    if launched_processes() > 1 and config.substrate.type != "local":
-        raise ConfigError(
-            f"torchrun has started {launched_processes()} processes, and substrate.type = {config.substrate.type} starts its own",
-            fix="run `composer train` without torchrun, or set substrate.type = local",
-        )
-    if launched_processes() > 1 and config.model.device.startswith("cuda:"):
-        raise ConfigError(
-            f"torchrun has started {launched_processes()} processes, and model.device = {config.model.device} is one device",
-            fix="set model.device = cuda: each process takes its own",
-        )
 
 
 def _resolved(

@@ -48,6 +48,7 @@ def train(
     from composer_replication.api.training import train as train_run
     from composer_replication.recipes.substrates import check_substrate
     from composer_replication.trainer.learning.followers import is_follower, leave_process_group
+    from composer_replication.trainer.learning.launcher import check_launcher
     from composer_replication.trainer.open_run import check_run_dir
 
     _refuse_misspelt(context, [str(run), *context.args])
@@ -55,6 +56,8 @@ def train(
     if config.diloco.enabled:
         raise ConfigError("diloco.enabled = true: this run is one of replicas", fix=f"composer diloco run {run}")
     check_substrate(config)
+    if dry_run:
+        check_launcher(config)
     if dry_run and is_follower():
         plan_along(config)
     elif dry_run:

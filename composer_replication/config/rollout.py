@@ -58,6 +58,10 @@ class RolloutConfig(Section):
     cohorts: Positive = 2
     """Split the batch into this many parts that take turns using the model, so that one samples while another's tests run. Only
     for `engine = "transformers"`; with a server every rollout proceeds on its own."""
+    max_rollouts: Positive | None = None
+    """Keep at most this many rollouts open at once, in whole groups: with `engine = "transformers"` each holds its keys and
+    values in the policy's memory until it ends. By default as many as a step has, in evaluations too; with a server there is no
+    limit. Lower it when they do not fit; a step then takes longer."""
     refills: Annotated[int, Field(ge=0)] = 0
     """Replace groups whose siblings all got the same verdict with groups of other tasks, up to this many times per step (DAPO's
     dynamic sampling). Replaced groups stay out of the policy gradient, but their hints still teach."""
@@ -79,6 +83,12 @@ class RolloutConfig(Section):
         """The servers' addresses; empty without a server."""
         given = self.server_url
         return () if given is None else (given,) if isinstance(given, str) else given
+
+    @property
+    def open_at_most(self) -> int | None:
+        """The most rollouts that are open at once; None for no limit."""
+        in_process = self.groups * self.group_size if self.engine == "transformers" else None
+        return in_process if self.max_rollouts is None else self.max_rollouts
 
     @property
     def starts_server(self) -> bool:

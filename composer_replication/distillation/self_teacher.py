@@ -277,10 +277,16 @@ def _copied(model: nn.Module, rounded_to: torch.dtype | None, device: torch.devi
     made: dict[int, Any] = {}
     for parameter in model.parameters():
         dtype = parameter.dtype if id(parameter) in kept or parameter.dtype == torch.float64 else rounded_to
-        made[id(parameter)] = nn.Parameter(parameter.detach().to(device, dtype, copy=True), requires_grad=False)
+        made[id(parameter)] = nn.Parameter(_moved(parameter.detach(), device, dtype), requires_grad=False)
     for buffer in model.buffers():
         made[id(buffer)] = buffer.detach().to(device, copy=True)
     return copy.deepcopy(model, made).eval()
+
+
+def _moved(weight: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+    """Return a copy on a device. One that leaves a GPU is pinned: it goes back for every pass, twice as fast."""
+    copied = weight.to(device, dtype, copy=True)
+    return copied.pin_memory() if device.type == "cpu" and weight.device.type == "cuda" else copied
 
 
 @contextmanager

@@ -224,8 +224,8 @@ def _balanced(model: nn.Module, made: LossComponents, read: _Read, batch: Mappin
     if weight == 0 or read.student is None or not read.student.routers:
         return made
     logits = read.student.router_logits()
-    loss, tokens = balance_of(model, logits), float(len(logits[0]))
-    share = batch.get("router_share", 1.0)
+    loss, share = balance_of(model, logits), float(batch.get("router_share", 1.0))
+    tokens = float(len(logits[0])) if share > 0 else 0.0
     return dataclasses.replace(
         made,
         total=made.total + weight * share * loss,

@@ -127,8 +127,9 @@ _PRESENT = "it reads the starting policy all through the run, and PRIME-RL serve
 _SERVE = f"serve it with `inference` on another GPU and set {FROZEN_URL} to its address"
 _UNREAD = (
     *("reward.effort.weight", "reward.overlong_tokens", "reward.kl_weight", "reward.prm.weight"),
-    *("curriculum.enabled", "rollout.timeout_s", "tasks.instruction", "tasks.held_out_share"),
+    *("curriculum.enabled", "rollout.timeout_s", "rollout.max_rollouts", "tasks.instruction", "tasks.held_out_share"),
 )
+_TOGETHER = ("timeout_s", "max_rollouts")
 LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
     "ray": _MESH,
     "monarch": _MESH,
@@ -157,7 +158,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         *_ours_alone("TRL averages entropies over each micro-batch", "entropy_bonus", "entropy_target"),
         *_one_update("a step of the run is an optimizer step of TRL's"),
         SubstrateLimit("rollout.refills", "a step takes a fixed number of rollouts"),
-        SubstrateLimit("rollout.timeout_s", "TRL samples the turns of all rollouts together"),
+        *(SubstrateLimit(f"rollout.{name}", "TRL samples the turns of all rollouts together") for name in _TOGETHER),
         SubstrateLimit("reward.kl_weight", "the rollouts of a step are scored in one pass", can=_FULL),
         SubstrateLimit("reward.prm.weight", "a rollout has one advantage, and process rewards give each turn its own", can=_FULL),
         SubstrateLimit("loss.hint.useful_only", "the rollouts of a step are scored in one pass", can=_FULL),
@@ -198,6 +199,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         SubstrateLimit("curriculum.enabled", "its data set is in order before the run begins"),
         SubstrateLimit("rollout.refills", "its own filter throws groups away with their hints"),
         SubstrateLimit("rollout.timeout_s", "its agent loops wait for every rollout"),
+        SubstrateLimit("rollout.max_rollouts", "its servers decide how many rollouts they hold"),
         SubstrateLimit("reward.kl_weight", "its advantage estimators see rewards, and no verdict apart from them"),
         SubstrateLimit("reward.prm.weight", "its agent loops have no process reward model", can=_FULL),
         SubstrateLimit("loss.hint.useful_only", "its agent loops have no weights to ask"),

@@ -39,15 +39,15 @@ class BatchingEngine:
     calls happen in one thread.
 
     Args:
-        sessions: every session that will be asked for.
-        cohorts: into how many contiguous parts of nearly equal size they are split.
+        waves: every session that will be asked for, one list for those that live at the same time.
+        cohorts: into how many contiguous parts of nearly equal size each wave is split.
     """
 
-    def __init__(self, engine: Engine, sessions: Sequence[str], *, cohorts: int) -> None:
+    def __init__(self, engine: Engine, waves: Sequence[Sequence[str]], *, cohorts: int) -> None:
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, "rollout-engine")
         self._cohort_of: dict[str, _Cohort] = {}
-        for part in _split(sessions, cohorts):
+        for part in (part for wave in waves for part in _split(wave, cohorts)):
             self._cohort_of |= dict.fromkeys(part, _Cohort(list(part)))
         self._ended: list[str] = []
         """Sessions to be closed in the engine before its next batch."""

@@ -55,6 +55,7 @@ async def collect_groups(
     temperature: float,
     policy_version: int,
     cohorts: int = 2,
+    max_rollouts: int | None = None,
     env_workers: int = 2,
     max_requests: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -72,6 +73,7 @@ async def collect_groups(
         engine: an `AsyncEngine` is asked for every rollout by itself, an `Engine` through a `BatchingEngine`.
         seed, step: with task id, sibling and turn they determine every draw.
         cohorts: for an `Engine`: into how many parts the trajectories are split; part of what determines the samples' last bits.
+        max_rollouts: most trajectories that are open at a time, in whole groups; None for all. Part of the same.
         env_workers: threads for tools, tests and grades.
         max_requests: for an `AsyncEngine`: most turns asked for at a time (`RequestLimit`); None for no limit.
         deadline_s: most seconds without any engine or env call finishing; None for no limit.
@@ -96,10 +98,12 @@ async def collect_groups(
             rollouts.append(Rollout(name, env, renderer, budgets, seed=base, context_tokens=context_tokens))
     if len({r.trajectory_id for r in rollouts}) < len(rollouts):
         raise ConfigError("the same task is given twice in one collection", fix="pass every task once and raise group_size")
-    names = [r.trajectory_id for r in rollouts]
+    size = group_size * groups_at_once(group_size, max_rollouts, len(tasks))
+    waves = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+    names = [[rollout.trajectory_id for rollout in wave] for wave in waves]
     collection = _Collection(
         engine=engine if isinstance(engine, AsyncEngine) else BatchingEngine(engine, names, cohorts=cohorts),
-        rollouts=rollouts,
+        waves=waves,
         env_threads=EnvThreads(env_workers),
         requests=RequestLimit(max_requests),
         record={"policy_version": policy_version, "temperature": temperature, "arm": arm},
@@ -120,10 +124,16 @@ async def collect_groups(
     ]
 
 
+def groups_at_once(group_size: int, max_rollouts: int | None, groups: int) -> int:
+    """Return how many of `groups` are open at a time: at least one, whatever the limit."""
+    return max(1, groups if max_rollouts is None else min(groups, max_rollouts // group_size))
+
+
 @dataclass(slots=True, kw_only=True)
 class _Collection:
     engine: AsyncEngine
-    rollouts: list[Rollout]
+    waves: list[list[Rollout]]
+    """The rollouts that are open at the same time; the next ones begin when all of them have ended."""
     env_threads: EnvThreads
     requests: RequestLimit
     record: RecordFields
@@ -137,15 +147,20 @@ class _Collection:
     sampled_tokens: int = 0
     moved: float = 0.0
 
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [rollout for wave in self.waves for rollout in wave]
+
     async def run(self) -> list[Trajectory]:
         """Return all trajectories, in the order of `rollouts`."""
         stalled = False
         try:
             async with asyncio.TaskGroup() as outer:
                 watch = outer.create_task(self._watch())
-                async with asyncio.TaskGroup() as group:
-                    for rollout in self.rollouts:
-                        group.create_task(self._roll_out(rollout))
+                for wave in self.waves:
+                    async with asyncio.TaskGroup() as group:
+                        for rollout in wave:
+                            group.create_task(self._roll_out(rollout))
                 watch.cancel()
         except BaseExceptionGroup as errors:
             error = first_error(errors)

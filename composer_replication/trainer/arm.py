@@ -20,7 +20,7 @@ from composer_replication.trainer.checkpoints.restore import restore, trained_on
 from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.engines.open_engine import PolicyEngine, ServedPolicy, open_engine
-from composer_replication.trainer.engines.own_server import LOG, SERVING
+from composer_replication.trainer.engines.own_server import LOG, SERVING, served_dtype
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
@@ -70,7 +70,8 @@ class ArmTrainer:
         learner = Learner(model, config, pair_logprobs, sharded=config.substrate.shard)
         learner.lead()
         renderer = ChatRenderer(tokenizer)
-        served = ServedPolicy(learner.policy, tokenizer, lambda: learner.version, learner)
+        dtype = served_dtype(config) if config.rollout.starts_server else None
+        served = ServedPolicy(learner.policy, tokenizer, lambda: learner.version, learner, dtype)
         folder = context.run_dir.ckpt_path / arm / SERVING
         prompts = prompt_lengths(context.source, renderer) if isinstance(context.source, CodingTasks) else {}
         check_prompts(prompts, config, window_of(model.config))  # before a server is started

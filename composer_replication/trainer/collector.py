@@ -212,6 +212,7 @@ class RolloutCollector:
                 temperature=rollout.temperature,
                 policy_version=version,
                 cohorts=rollout.cohorts,
+                max_rollouts=rollout.open_at_most,
                 env_workers=rollout.env_workers,
                 on_progress=report,
                 max_requests=rollout.max_requests,

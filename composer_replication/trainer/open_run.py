@@ -15,13 +15,15 @@ from composer_replication.types.errors import ConfigError
 _MAY_CHANGE = frozenset(
     {
         *("checkpoint_every", "out", "rollout.env_workers", "rollout.stall_s", "sandbox.kind", "loss.replay.max_total_usd"),
-        *("rollout.max_requests", "rollout.timeout_s"),
+        *("rollout.max_requests", "rollout.timeout_s", "rollout.cohorts", "rollout.max_rollouts"),
         *("rollout.server_python", "rollout.server_gpus", "rollout.server_options"),
+        *("model.attention", "model.compile", "model.frozen_copies"),
+        *("optimizer.gradient_checkpointing", "optimizer.micro_batch_tokens"),
         *("diloco.quorum", "diloco.deadline_s", "diloco.timeout_s"),
     }
 )
-"""Fields that change no result but by the rounding of a server. A cap that was reached, and memory that a server lacked, have to
-be raised for the run to go on."""
+"""Fields that change no result but by rounding. Where a run ended because a cap was reached or memory was short, it goes on with
+another value."""
 _OF_A_TEACHER = (".base_url", ".api_key_env", ".max_concurrency", ".usd_per_million_input", ".usd_per_million_output")
 """Fields of a teacher that change no result: its address and its cost. Answers bought at another address are bought again."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from statistics import pstdev
 from typing import TypeAlias
 
 from composer_replication.config import RunConfig
@@ -72,7 +73,7 @@ def weigh(
         if config.rollout.refills > 0 and not has_signal(verdicts):
             rewards = [None] * len(rewards)
         values += group_advantages(rewards, config.loss.rlvr.advantage, scaled_by=verdicts)
-    metrics = {f"reward/{name}_penalty": mean_and_se(each)[0] for name, each in penalties.items()}
+    metrics = _spread(values) | {f"reward/{name}_penalty": mean_and_se(each)[0] for name, each in penalties.items()}
     if config.reward.prm.weight == 0:
         return Advantages(values, metrics)
     if steps is None:
@@ -82,6 +83,14 @@ def weigh(
     metrics["reward/prm/mean"] = mean_and_se(known)[0]
     metrics["reward/prm/unscored"] = float(sum(map(len, scores)) - len(known))
     return Advantages(values, metrics, _of_turns(groups, values, scores, config.reward.prm.weight))
+
+
+def _spread(values: Sequence[float | None]) -> dict[str, float]:
+    """Return how far the advantages of a step's trajectories lie apart; nothing where there is none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return {}
+    return {"rlvr/advantage/std": pstdev(known), "rlvr/advantage/min": min(known), "rlvr/advantage/max": max(known)}
 
 
 def _of_turns(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,14 @@ def step(
     optimizer.step()
     weights = {name: whole(parameter.detach()) for name, parameter in model.named_parameters()}
     return {"weights": weights, "passes": passes, "through_wrapper": len(through_wrapper), "losses": losses}
+
+
+def gradient_of(rank: int, model: nn.Module, parts: Sequence[Sequence[Batch]], how: str) -> dict[str, Tensor | None]:
+    """The whole gradient of every weight after this rank's `parts`."""
+    parallel = wrapped(model, how)
+    for part in parts[rank]:
+        (compose_loss(parallel, part).total * RANKS).backward()
+    return {name: None if p.grad is None else whole(p.grad) for name, p in model.named_parameters()}
 
 
 def teach_twice(_rank: int, model: nn.Module, batch: Mapping[str, Tensor], kind: Any) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from exact_norms import with_exact_norms
 from mixtures import CHOSEN, EXPERTS, mixture_config
+from ranks import gradient_of, on_ranks
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
@@ -87,6 +90,21 @@ def test_shares_of_micro_batches_are_those_of_their_tokens(shared_prefixes: bool
     assert [float(part["router_share"]) for part in parts] == pytest.approx([count / 16 for count in tokens])
     minis = mini_batches(batch, 2, seed=0)
     assert [float(mini["router_share"]) for mini in minis] == [1.0, 1.0], "each is a step of its own"
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp2, root only"])
+def test_a_rank_without_rows_adds_nothing(tmp_path: Path, how: str) -> None:
+    """Of three rows in parts of one, the first rank has two, and the second part of the other is empty."""
+    model = mixture()
+    set_router_balance(model, 0.5)
+    batch = {**rows(), "rlvr_denominator": torch.tensor(7.0), "router_share": torch.tensor(1.0)}
+    parts = [split(batch, 6, rank=rank, ranks=2) for rank in range(2)]
+    assert [len(mine) for mine in parts] == [2, 2]
+    assert "input_ids" not in parts[1][1]
+    expected = gradients(model, torch.stack([compose_loss(model, part).total for part in (*parts[0], *parts[1])]).sum())
+    for found in on_ranks(tmp_path, gradient_of, model, parts, how):
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, msg=name)
 
 
 def test_a_part_counts_with_its_share() -> None:

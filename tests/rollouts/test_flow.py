@@ -220,6 +220,35 @@ def test_waiting_for_others_is_not_counted():
     assert [t.reward for t in trajectories(groups).values()] == [1.0] * 8
 
 
+@pytest.mark.parametrize("in_process", [True, False])
+def test_no_more_rollouts_are_open_than_allowed(in_process):
+    """Of 2 siblings of 5 tasks 5 may be open: two groups at a time."""
+    now, most, lock, seen = set(), [], threading.Lock(), []
+
+    class Counted(Env):
+        def reset(self):
+            with lock:
+                now.add(id(self))
+                most.append(len(now))
+            return super().reset()
+
+        def grade(self):
+            with lock:
+                now.remove(id(self))
+            return super().grade()
+
+    with contextlib.ExitStack() as stack:
+        script = [{"role": "assistant", "content": "", "tool_calls": [CALL]}] * 2
+        engine = ScriptedEngine(RENDERER, lambda _: script) if in_process else stack.enter_context(server("vllm"))[1]
+        options = {"make_env": Counted, "group_size": 2, "max_rollouts": 5, "on_progress": seen.append}
+        groups = asyncio.run(collection(["a", "b", "c", "d", "e"], engine, **options))
+    assert max(most) == 4
+    assert [g.task_id for g in groups] == ["a", "b", "c", "d", "e"]
+    assert [t.reward for g in groups for t in g.trajectories] == [1.0] * 10
+    assert [p.finished for p in seen] == sorted(p.finished for p in seen)
+    assert (seen[-1].finished, seen[-1].total) == (10, 10)
+
+
 def test_an_environments_own_timeout_error_is_no_timeout_of_the_rollout():
     def fail(_):
         raise TimeoutError("a bug")
@@ -340,7 +369,7 @@ def test_a_batch_waits_for_every_live_session_of_its_cohort_and_for_no_other():
         return SampleRequest(session=name, new_ids=(1,), max_new_tokens=9, seed=0)
 
     async def main():
-        engine = BatchingEngine(Noted(RENDERER, lambda _: []), ["a", "b", "c", "d"], cohorts=2)
+        engine = BatchingEngine(Noted(RENDERER, lambda _: []), [["a", "b", "c", "d"]], cohorts=2)
         assert isinstance(engine, AsyncEngine)
         asked = {n: asyncio.create_task(engine.sample_one(request(n), temperature=1.0)) for n in ("d", "b", "c")}
         await asyncio.gather(asked["d"], asked["c"])

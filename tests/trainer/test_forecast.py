@@ -57,6 +57,8 @@ TRIAL = Trial(
     trajectories=(trajectory(10), trajectory(30)),
     rollout_s=4.0,
     update_s=1.0,
+    optimizer_s=0.25,
+    updates=1,
     load_s=0.5,
     checkpoint_bytes=1000,
     weights_bytes=0,
@@ -85,14 +87,16 @@ def test_the_counts_of_an_arm() -> None:
     assert (made.evaluations, made.eval_rollouts) == (4, 6), "before the first step, after 2 and 4, and after the last"
     assert made.rollouts == 5 * 8 + 4 * 6
     assert TRIAL.sampled_tokens == 20.0
-    assert made.update_s == 4.0
-    assert made.step_s == (0.5 + 4.0 + 4.0, 0.5 + 4 * 4.0 + 4.0), "weights are loaded once, however many rollouts there are"
-    assert made.run_s == (5 * 8.5 + 4 * 4.0 + 0.5, 5 * 20.5 + 4 * 3 * 4.0 + 0.5)
+    assert made.update_s == 4 * 0.75 + 0.25, "passes are as many as rollouts, and the optimizer takes a step"
+    assert made.step_s == (0.5 + 4.0 + 3.25, 0.5 + 4 * 4.0 + 3.25), "weights are loaded once, however many rollouts there are"
+    assert made.run_s == (5 * 7.75 + 4 * 4.0 + 0.5, 5 * 19.75 + 4 * 3 * 4.0 + 0.5)
     assert made.disk_bytes == (2 * 3 + 1) * 1000 + 3 * 64 * 10.0
     assert made.teachers is None
     alone = make_forecast(TRIAL, config(), "main", tasks=9, held_out=0, arms=1)
     assert (alone.evaluations, alone.rollouts) == (0, 40)
-    assert alone.run_s[0] == 5 * 8.5
+    assert alone.run_s[0] == 5 * 7.75
+    several = make_forecast(TRIAL, config(optimizer={"mini_batches": 2, "epochs": 2}), "main", tasks=9, held_out=0, arms=1)
+    assert several.update_s == 4 * 0.75 + 4 * 0.25
 
 
 def test_a_servers_weights_are_on_the_disk_too() -> None:

@@ -332,6 +332,6 @@ def test_exhausted_memory_names_what_to_lower(run_file: Path, monkeypatch: pytes
         with pytest.raises(ModelError, match="scoring a preference pair of 3 tokens: no room"):
             trained.with_reference_logprobs([pair])
     monkeypatch.setattr(trained, "_backward", exhausted)
-    with pytest.raises(ModelError, match="ran out of memory in step 1: no room") as raised:
+    with pytest.raises(ModelError, match="ran out of memory while learning in step 1: no room") as raised:
         trained.update(batch(config))
     assert str(raised.value).index("optimizer.gradient_checkpointing") < str(raised.value).index("optimizer.micro_batch_tokens")

@@ -13,8 +13,9 @@ from ranks import on_ranks
 from transformers import PreTrainedConfig, Qwen3Config
 
 from composer_replication.config import RunConfig
+from composer_replication.trainer.planning.fit import check_fit
 from composer_replication.trainer.planning.live_bytes import LiveBytes
-from composer_replication.trainer.planning.plan import Plan, check_fit, say_plan
+from composer_replication.trainer.planning.plan import Plan, rollouts_at_once, say_plan
 from composer_replication.trainer.planning.update_memory import (
     PassSize,
     UpdateMemory,
@@ -131,7 +132,7 @@ def test_few_blocks_and_short_rows_tell_of_all(name: str) -> None:
         pytest.importorskip("peft")
     config, largest = run(**SETTINGS[name]), PassSize(2, 700)
     planned, measured = plan_update(config, architecture(), largest), measure_update(config, architecture(), 5, largest)
-    for part in ("weights", "gradients", "optimizer", "copies", "passes", "step", "cache"):
+    for part in ("weights", "gradients", "optimizer", "copies", "passes", "step", "cache", "start"):
         assert getattr(planned, part) == pytest.approx(getattr(measured, part), rel=0.02, abs=2048), part
 
 
@@ -152,7 +153,8 @@ def test_weights_that_are_shared_out_are_planned_by_the_processes_that_share_the
     alone = measure_update(run(loss=SHARED["loss"]), architecture(), 5, PassSize(2, 700))
     first, _ = found = on_ranks(tmp_path, _shared_out)
     for planned, measured in found:
-        for part in ("weights", "gradients", "optimizer", "copies", "passes", "step", "cache"):
+        assert planned.start > 1.5 * planned.weights, "whole weights are loaded before they are shared out"
+        for part in ("weights", "gradients", "optimizer", "copies", "passes", "step", "cache", "start"):
             assert getattr(planned, part) == pytest.approx(getattr(measured, part), rel=0.02, abs=4096), part
         for part in ("weights", "gradients", "optimizer"):
             assert getattr(planned, part) == pytest.approx(getattr(alone, part) / 2, rel=0.02), part
@@ -165,8 +167,10 @@ def test_several_optimizer_steps_a_batch_need_the_memory_of_one() -> None:
     assert several == measure_update(run(), architecture(), 1, PassSize(2, 200))
 
 
-def plan(*, capacity: int, rows: int = 4, activations: float = 6.0, caches: float = 0.0, server: float = 0.0) -> Plan:
-    parts = {"weights": 1.0, "gradients": 1.0, "optimizer": 2.0, "copies": 1.0, "host": 0.0, "cache": 0.0}
+def plan(
+    *, capacity: int, rows: int = 4, activations: float = 6.0, caches: float = 0.0, server: float = 0.0, start: float = 2.0
+) -> Plan:
+    parts = {"weights": 1.0, "gradients": 1.0, "optimizer": 2.0, "copies": 1.0, "host": 0.0, "cache": 0.0, "start": start}
     update = UpdateMemory(
         **{name: size * 2**30 for name, size in parts.items()}, passes=(5.0 + activations) * 2**30, step=2.0**30
     )
@@ -175,6 +179,7 @@ def plan(*, capacity: int, rows: int = 4, activations: float = 6.0, caches: floa
         largest=PassSize(rows, 512),
         update=update,
         process=0,
+        rollouts=64,
         caches=caches * 2**30,
         server=server * 2**30,
         capacity=capacity * 2**30,
@@ -187,16 +192,30 @@ def plan(*, capacity: int, rows: int = 4, activations: float = 6.0, caches: floa
         (plan(capacity=8), {}, "gradient_checkpointing = true"),
         (plan(capacity=8), {"optimizer": {"gradient_checkpointing": True}}, "lower optimizer.micro_batch_tokens, to 512"),
         (plan(capacity=8, rows=1), {"optimizer": {"gradient_checkpointing": True}}, "lower rollout.context_tokens"),
-        (plan(capacity=5, activations=1.0), {}, "model.lora.rank = 16"),
-        (plan(capacity=5, activations=1.0), {"model": {"lora": {"rank": 4}}}, "smaller model"),
-        (plan(capacity=20, caches=30.0), {}, "lower rollout.context_tokens or rollout.group_size"),
+        (plan(capacity=5, activations=1.0), {}, "set model.lora.rank = 16, or model.frozen_copies = cpu"),
+        (plan(capacity=5, activations=1.0), {"model": {"frozen_copies": "cpu"}}, "16, or model.precision = bfloat16 and"),
+        (plan(capacity=5, activations=1.0), {"model": {"lora": {"rank": 4}}}, "set model.precision = mixed"),
+        (plan(capacity=5, activations=1.0), {"model": {"lora": {"rank": 4}, "precision": "mixed"}}, "smaller model"),
+        (plan(capacity=5, activations=1.0), {"optimizer": {"type": "muon"}, "model": {"frozen_copies": "cpu"}}, "rank = 16"),
+        (plan(capacity=20, activations=1.0, start=24.0), SHARED, "set model.lora.rank = 16, or model.frozen_copies = cpu"),
+        (plan(capacity=20, caches=30.0), {}, "set rollout.max_rollouts = 34"),
+        (plan(capacity=20, caches=300.0), {}, "lower rollout.context_tokens"),
         (plan(capacity=20, server=17.0), {}, "lower --gpu-memory-utilization in rollout.server_options"),
     ],
 )
 def test_what_cannot_fit_is_refused_with_the_field_to_change(planned: Plan, options: dict[str, Any], fix: str) -> None:
-    with pytest.raises(ConfigError, match=r"do(es)? not fit: .* GiB are needed on cpu, which has") as refused:
+    with pytest.raises(ConfigError, match=r"do(es)? not fit.*: .* GiB are needed on cpu, which has") as refused:
         check_fit(planned, run(**options))
     assert fix in str(refused.value)
+
+
+def test_rollouts_are_open_in_whole_groups_and_in_evaluations_too() -> None:
+    step = {"groups": 4, "group_size": 8}
+    assert rollouts_at_once(run(rollout=step), tasks=50, held_out=2) == 32
+    assert rollouts_at_once(run(rollout=step, eval={"samples": 4}), tasks=50, held_out=100) == 32, "no more than in a step"
+    assert rollouts_at_once(run(rollout=step | {"max_rollouts": 20}, eval={"samples": 4}), tasks=50, held_out=100) == 20
+    assert rollouts_at_once(run(rollout=step | {"max_rollouts": 20}), tasks=50, held_out=0) == 16
+    assert rollouts_at_once(run(rollout=step | {"max_rollouts": 2}), tasks=50, held_out=0) == 8, "a group at least"
 
 
 def test_what_fits_is_said_part_by_part() -> None:

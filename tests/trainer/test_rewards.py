@@ -56,7 +56,10 @@ def test_of_two_that_pass_the_quicker_is_better(run_file: Path) -> None:
     found = weigh([group(quick, slow)], asked)
     penalties = [0.1 * math.log1p(0.5 * x) / 0.5 for x in (2, 12)]
     assert found.values == pytest.approx([(penalties[1] - penalties[0]) / 2, (penalties[0] - penalties[1]) / 2])
-    assert found.metrics == {"reward/effort_penalty": pytest.approx(sum(penalties) / 2)}
+    assert found.metrics["reward/effort_penalty"] == pytest.approx(sum(penalties) / 2)
+    assert found.metrics["rlvr/advantage/max"] == pytest.approx(found.values[0])
+    assert found.metrics["rlvr/advantage/min"] == pytest.approx(found.values[1])
+    assert found.metrics["rlvr/advantage/std"] == pytest.approx(found.values[0]), "half of the distance of two"
     assert weigh([group(quick, slow)], config(run_file)).values == [0.0, 0.0]
 
 

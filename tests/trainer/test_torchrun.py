@@ -16,10 +16,13 @@ import tomli_w
 import torch
 from world import COMPOSER, World, finish
 
-from composer_replication.config import ModelConfig
+from composer_replication.api.training import train
+from composer_replication.config import ModelConfig, load_config
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir, deterministic
+from composer_replication.trainer.learning.launcher import check_launcher
+from composer_replication.types.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from wire_servers import Backend, WireServer
@@ -159,12 +162,34 @@ def test_memory_is_planned_by_all_processes(run_file: Path, shared: bool) -> Non
 
 
 def test_what_starts_its_own_processes_is_not_started_by_several(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from composer_replication.api.training import train
-    from composer_replication.types.errors import ConfigError
-
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"torchrun has started 2 processes, and substrate.type = ray starts its own"):
+    with pytest.raises(ConfigError, match=r"a launcher has started 2 processes, and substrate.type = ray starts its own"):
         train(run_file, overrides=["--substrate.type", "ray"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fix"),
+    [
+        ("ACCELERATE_USE_FSDP", "true", "substrate.shard"),
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "micro_batch_tokens"),
+        ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR", "model.compile"),
+        ("ACCELERATE_USE_FSDP", "false", None),
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1", None),
+        ("ACCELERATE_DYNAMO_BACKEND", "NO", None),
+    ],
+)
+def test_a_launcher_decides_nothing_of_the_run(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, fix: str | None
+) -> None:
+    """Accelerate would divide the loss by the steps of accumulation, or wrap the policy by FSDP, and say nothing."""
+    monkeypatch.setenv(name, value)
+    config = load_config(run_file)
+    if fix is None:
+        check_launcher(config)
+        return
+    with pytest.raises(ConfigError, match=f"the launcher sets {name}={value}") as refused:
+        check_launcher(config)
+    assert fix in (refused.value.fix or "")
 
 
 @pytest.mark.parametrize(
@@ -184,9 +209,6 @@ def test_what_starts_its_own_processes_is_not_started_by_several(run_file: Path,
     ids=str,
 )
 def test_what_shares_cannot_do_is_refused(run_file: Path, words: list[str], message: str) -> None:
-    from composer_replication.config import load_config
-    from composer_replication.types.errors import ConfigError
-
     importance = ["--loss.rlvr.importance", "tis"]
     with pytest.raises(ConfigError, match=message):
         load_config(run_file, ["--substrate.shard", "true", *importance, *words])

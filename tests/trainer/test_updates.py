@@ -173,7 +173,7 @@ def test_exhausted_memory_is_said_of_scoring_too(run_file: Path, monkeypatch: py
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(trained, "_proximal_logprobs", exhausted)
-    with pytest.raises(ModelError, match="ran out of memory in step 1: no room"):
+    with pytest.raises(ModelError, match="ran out of memory while learning in step 1: no room"):
         trained.update(batch([1.0, -1.0]))
 
 

@@ -25,25 +25,22 @@ def check(config: RunConfig) -> None:
 
     Raises ComposerError where something is wrong or does not fit.
     """
-    from composer_replication.loss.forward.models import load_policy
-    from composer_replication.rollouts.transformers_engine import TransformersEngine
+    from composer_replication.loss.forward.models import load_outline, window_of
     from composer_replication.tokens import ChatRenderer
     from composer_replication.trainer.learning.followers import launched_processes
     from composer_replication.trainer.pairs.pairs_file import file_pairs
+    from composer_replication.trainer.planning.fit import check_fit
     from composer_replication.trainer.planning.forecast import check_forecast, make_forecast, say_forecast
-    from composer_replication.trainer.planning.plan import check_fit, make_plan, say_plan
+    from composer_replication.trainer.planning.plan import make_plan, rollouts_at_once, say_plan
     from composer_replication.trainer.planning.trial import try_run
     from composer_replication.trainer.waiting import wait_for
 
     console = Console()
     console.print(to_toml(config), markup=False, highlight=False, soft_wrap=True)
     train, held, source = _check_tasks(config)
-    model, tokenizer = load_policy(config.model)
-    renderer = ChatRenderer(tokenizer)
-    window = TransformersEngine(model, tokenizer).context_window
-    console.print(f"policy: {model.num_parameters():,} parameters", soft_wrap=True, highlight=False)
-    architecture = model.config
-    del model  # a plan is measured where it was
+    architecture, parameters, tokenizer = load_outline(config.model.path)
+    renderer, window = ChatRenderer(tokenizer), window_of(architecture)
+    console.print(f"policy: {parameters:,} parameters", soft_wrap=True, highlight=False)
     held_out = ", ".join(held) or "none, so pass@1 is not measured"
     console.print(f"tasks: {train} to train on; held out: {held_out}", soft_wrap=True, highlight=False)
     variants = {arm: resolve_arm(config, arm) for arm in config.arms}
@@ -56,7 +53,8 @@ def check(config: RunConfig) -> None:
         console.print(_SHARED, soft_wrap=True, highlight=False)
         return
     arm, variant = _planned(variants)
-    plan = make_plan(variant, architecture, window)
+    rollouts = rollouts_at_once(variant, tasks=train, held_out=len(held))
+    plan = make_plan(variant, architecture, window, rollouts)
     console.print(say_plan(plan, arm))
     check_fit(plan, variant)
     if launched_processes() > 1:
@@ -81,7 +79,7 @@ def plan_along(config: RunConfig) -> None:
     if config.substrate.type == "local":
         architecture = load_architecture(config.model.path)
         _, variant = _planned({arm: resolve_arm(config, arm) for arm in config.arms})
-        make_plan(variant, architecture, window_of(architecture))
+        make_plan(variant, architecture, window_of(architecture), 0)  # what it finds is not shown
 
 
 def _planned(variants: Mapping[str, RunConfig]) -> tuple[str, RunConfig]:

@@ -27,6 +27,7 @@ def with_dummy_inputs(
     if "rlvr" in off and "hint" in off:
         made = {key: value for key, value in batch.items() if key.startswith(("dpo_", "replay_"))}
         made |= {"input_ids": tokens, "rlvr_weights": second, "rlvr_denominator": never}
+        made |= {"router_share": torch.zeros((), device=device)}  # experts need not be in balance on made-up tokens
     if "hint" in off and weights["hint"] > 0:
         row = token_weights(made).any(-1).int().argmax().view(1)  # one that has two tokens
         made |= {

@@ -69,12 +69,16 @@ def forward(
     cache: Cache | None = None,
     experts: Tensor | None = None,
 ) -> Forward:
-    """Run `model` over right-padded `input_ids` [B, T], through all of its wrappers and hooks. `attention_mask` is [B, T], or the
-    segments of a tree (`tree_attention.as_mask`). `experts` [B, T, L, K] are those that tokens have to go through, as in
-    `router_replay.Routing.given`.
+    """Run `model` over right-padded `input_ids` [B, T], through all of its wrappers and hooks.
 
-    `cache` is read and written by the model's layers; `position_ids` [B, T] are needed where it holds something. Raises
-    ModelError when the model reads more tokens than it is given.
+    Args:
+        attention_mask: [B, T], or the segments of a tree (`tree_attention.as_mask`).
+        position_ids: [B, T]; needed where `cache` holds something.
+        cache: read and written by the model's layers.
+        experts: [B, T, L, K], on any device: those that tokens have to go through, as in `router_replay.Routing.given`.
+
+    Raises:
+        ModelError: the model reads more tokens than it is given.
     """
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
     inputs["use_cache"] = cache is not None
@@ -84,8 +88,8 @@ def forward(
         inputs[cache_argument(model)] = cache
     plain = why_plain(model) is not None
     if experts is not None and attention_mask is not None and attention_mask.shape == input_ids.shape:
-        experts = experts.masked_fill((attention_mask == 0)[..., None, None], UNKNOWN)
-    given = nullcontext() if experts is None else routing(layers_of(model, experts.flatten(0, 1)))
+        experts = experts.masked_fill((attention_mask == 0)[..., None, None].to(experts.device), UNKNOWN)
+    given = nullcontext() if experts is None else routing(layers_of(model, experts.flatten(0, 1)).to(input_ids.device))
     with routed(model) as routers, given as replayed:
         if plain:
             read = Forward(model(**inputs).logits, None)

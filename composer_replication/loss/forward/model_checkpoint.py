@@ -136,7 +136,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 def load_checkpoint(path: Path, learner: Loadable) -> None:
     """Restore a learner from a checkpoint that `read_checkpoint` found intact."""
-    state = torch.load(path / "learner.pt", map_location="cpu", weights_only=True)  # each part knows where it belongs
+    # each part knows where it belongs; mapped, as several processes of a machine may load it at once
+    state = torch.load(path / "learner.pt", map_location="cpu", weights_only=True, mmap=True)
     learner.load_state_dict(state, load_weights(path, like=learner.policy))
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -159,6 +159,37 @@ def _prepared(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
     return model
 
 
+def load_outline(path: str) -> tuple[PreTrainedConfig, int, PreTrainedTokenizerBase]:
+    """Load what a model is without its weights: its configuration, the number of its parameters, and its tokenizer.
+
+    A folder's files of weights are looked at, for whether they are all there and whole. Raises as `load_policy`.
+    """
+    architecture = load_architecture(path)
+    source = base_model_of(Path(path)) if (Path(path) / ADAPTER_FILE).is_file() else path
+    tokenizer, _ = load_tokenizer(source)
+    with _loading(source):
+        _check_weights(Path(source))
+        with torch.device("meta"):
+            model = cast(Any, AutoModelForCausalLM).from_config(architecture)
+    return architecture, int(model.num_parameters()), tokenizer
+
+
+def _check_weights(folder: Path) -> None:
+    """Check that a folder, if it is one, has weights, and that their files are as long as they say. Raises ModelError, and
+    SafetensorError for one that is torn."""
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    named = [name for index in folder.glob("*.safetensors.index.json") for name in _shards(index)] if folder.is_dir() else []
+    missing = sorted({*named} - {path.name for path in files})
+    if folder.is_dir() and (missing or not files):
+        raise ModelError(
+            f"the model cannot be loaded from the folder {folder}: it holds no {missing[0] if missing else 'model.safetensors'}",
+            fix="give a folder that the model was written to with save_pretrained, in the format of safetensors",
+        )
+    for path in files:
+        with safe_open(path, "pt"):
+            pass
+
+
 def load_architecture(path: str) -> PreTrainedConfig:
     """Load the configuration of the model of a folder or a Hugging Face id, without its weights. Raises as `load_policy`."""
     source = base_model_of(Path(path)) if (Path(path) / ADAPTER_FILE).is_file() else path
@@ -212,7 +243,8 @@ def _fitting(path: str, device: torch.device) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise ModelError(
-            f"{path} does not fit on {device}: {error}", fix="free the device, set model.device, or take a smaller model"
+            f"{path} does not fit on {device}: {error}",
+            fix="set model.lora.rank = 16 or model.precision = bfloat16, free the device, or take a smaller model",
         ) from error
 
 
@@ -238,6 +270,8 @@ def _loading(path: str) -> Iterator[None]:
     try:
         with no_progress_bars() if local else nullcontext():  # a download may take long and shows its own
             yield
+    except torch.OutOfMemoryError:  # a RuntimeError, and no fault of the folder
+        raise
     except _LOAD_ERRORS as error:
         why = " ".join(str(error).split())[:300] or type(error).__name__
         what = f"the folder {path}" if local else f"{path} (there is no such folder, so it was taken for a model id)"
@@ -289,20 +323,42 @@ def load_weights(folder: Path, *, like: PreTrainedModel) -> dict[str, torch.Tens
     if has_adapters(like):
         return read_adapters(folder)
     with no_progress_bars():
-        return type(like).from_pretrained(folder, dtype=torch.float32).state_dict()
+        return type(like).from_pretrained(folder, dtype=like.dtype).state_dict()
 
 
 def save_policy(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, weights: Mapping[str, torch.Tensor] | None = None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    weights: Mapping[str, torch.Tensor] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Write model and tokenizer as `load_policy` and transformers read them; with `weights` instead of the model's own where
-    those are sharded. Of a model with adapters only the adapters are written."""
+    """Write model and tokenizer as `load_policy` and transformers read them. Of a model with adapters only the adapters are
+    written.
+
+    Args:
+        weights: instead of the model's own, where those are sharded.
+        dtype: round the weights to this type, but for adapters.
+    """
     with no_progress_bars():
         if has_adapters(model):
             save_adapters(model, folder, weights)
         else:
-            model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
+            found = None if weights is None else dict(weights)
+            if dtype not in (None, model.dtype):
+                found = _rounded(model.state_dict() if found is None else found, dtype)
+            model.save_pretrained(folder, state_dict=found)
     tokenizer.save_pretrained(folder)
+
+
+def _rounded(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return copies of weights on the CPU, rounded where they are of floats. What several names share, they share."""
+    made: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    for value in weights.values():
+        key = value.data_ptr(), value.shape
+        if key not in made:
+            made[key] = value.detach().to(dtype if value.is_floating_point() else value.dtype).cpu()
+    return {name: made[value.data_ptr(), value.shape] for name, value in weights.items()}
 
 
 @contextmanager

@@ -30,7 +30,8 @@ class Rows(NamedTuple):
     mask: Tensor | None = None
     """[B, T] attention mask; None where nothing is padding."""
     experts: Tensor | None = None
-    """[B, T, L, K] integers: the experts that tokens go through (`router_replay.Routing.given`); None where routers choose."""
+    """[B, T, L, K] integers, on any device: the experts that tokens go through (`router_replay.Routing.given`). None where
+    routers choose."""
 
 
 _PAYS = 0.95

@@ -94,7 +94,7 @@ def forward_tree(
 ) -> Forward:
     """Run a forward pass over the tokens of a tree, whose `ids` [N], `positions` [N] and `segments` [S, 3] are those of a
     `PrefixTree`, and whose `experts` are [N, L, K]: its output is [1, N, ...]."""
-    chosen = None if experts is None else experts[None].to(device)
+    chosen = None if experts is None else experts[None]
     return forward(model, ids[None].to(device), as_mask(segments), position_ids=positions[None].to(device), experts=chosen)
 
 

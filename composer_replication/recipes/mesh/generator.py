@@ -92,6 +92,7 @@ class Generator(Member):
                     temperature=rollout.temperature,
                     policy_version=ticket.version,
                     cohorts=rollout.cohorts,
+                    max_rollouts=rollout.open_at_most,
                     env_workers=rollout.env_workers,
                     max_requests=rollout.max_requests,
                     deadline_s=rollout.stall_s,

@@ -55,6 +55,8 @@ class ServedPolicy:
     """Returns the number of optimizer steps that the model has taken."""
     learner: Learner | None = None
     """Reads the model, which may be sharded; None where this process has all of it."""
+    dtype: torch.dtype | None = None
+    """The type that the server computes in, where it is known: weights are sent in it."""
 
     @property
     def version(self) -> int:
@@ -71,7 +73,8 @@ class ServedPolicy:
             self.learner.give_memory_back()
 
     def save(self, folder: Path) -> None:
-        save_policy(self.model, self.tokenizer, folder, None if self.learner is None else self.learner.gathered_weights())
+        weights = None if self.learner is None else self.learner.gathered_weights()
+        save_policy(self.model, self.tokenizer, folder, weights, self.dtype)
 
     @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> Sequence[float]:

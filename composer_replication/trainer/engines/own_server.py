@@ -65,7 +65,7 @@ def server_options(config: RunConfig, architecture: PreTrainedConfig) -> VllmOpt
     gpus, sleeps = _gpus(config)
     return VllmOptions(
         model=model.path,
-        dtype="float32" if resolve_precision(model) == "float32" else "bfloat16",
+        dtype="float32" if served_dtype(config) == torch.float32 else "bfloat16",
         window=min(rollout.context_tokens, window_of(architecture)),
         python=_python(config),
         lora_rank=model.lora.rank,
@@ -74,6 +74,11 @@ def server_options(config: RunConfig, architecture: PreTrainedConfig) -> VllmOpt
         says_experts=model.router_replay,
         more=rollout.server_options,
     )
+
+
+def served_dtype(config: RunConfig) -> torch.dtype:
+    """Return the type that the server of a run computes in: that in which the policy multiplies matrices."""
+    return torch.float32 if resolve_precision(config.model) == "float32" else torch.bfloat16
 
 
 def shared_memory(config: RunConfig) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, gather_object
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from composer_replication.config import LossConfig, RunConfig
 from composer_replication.distillation import SelfTeacher, TAIDScheduler, make_self_teacher
 from composer_replication.loss import compose_loss
-from composer_replication.loss.batch import collate
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import (
     LogprobCache,
@@ -42,14 +43,15 @@ from composer_replication.loss.forward import (
 from composer_replication.loss.forward.adapters import load_policy_weights
 from composer_replication.loss.forward.model_checkpoint import Snapshot, load_checkpoint
 from composer_replication.loss.metrics import merge_metrics, merge_updates
-from composer_replication.loss.micro_batches import mini_batches, passes, split, tokens_of, without_idle_rows
-from composer_replication.policy_gradient import EntropyControl, kl_k1_penalty
+from composer_replication.loss.micro_batches import mini_batches, split, tokens_of, without_idle_rows
+from composer_replication.policy_gradient import EntropyControl
 from composer_replication.trainer.learning.followers import TIMEOUT, Followers, on_all_ranks, on_all_ranks_if_sharded
 from composer_replication.trainer.learning.gradient import clip_gradient
 from composer_replication.trainer.learning.memory import forget_peak, give_memory_back, peak_gib, saying_what_to_lower
 from composer_replication.trainer.learning.optimizers import make_optimizer, rate_share
 from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.learning.results import MicroBatch, StepResult
+from composer_replication.trainer.learning.scores import kl_to_reference, proximal_logprobs, reference_logprobs, teacher_sums
 from composer_replication.trainer.learning.sharding import load_whole_optimizer, load_whole_weights, on_first_rank, shard, whole
 from composer_replication.trainer.learning.utilisation import attainable, operations_per_token
 from composer_replication.types import Pair, Trajectory
@@ -144,7 +146,7 @@ class Learner:
         taught = without_idle_rows(batch, loss.rlvr)
         taught |= {"router_share": torch.ones(())} if router_balance(self.model) > 0 else {}
         minis = mini_batches(taught, self.config.optimizer.mini_batches, seed=self.version)
-        with saying_what_to_lower(self.version + 1):
+        with saying_what_to_lower(f"learning in step {self.version + 1}", self.config.optimizer):
             parts = [[self._inputs(part) for part in split(mini, budget, shared_prefixes=shares, **parallel)] for mini in minis]
             updates = [self._optimizer_step(some, loss) for _ in range(self.config.optimizer.epochs) for some in parts]
         self.optimizer.zero_grad()  # a server may need the memory until the next update
@@ -163,6 +165,7 @@ class Learner:
             "optimizer/updates": float(len(updates)),
             "optimizer/tokens": float(tokens),
             "optimizer/positions_per_token": len(updates) * metrics.pop("optimizer/positions") / max(1, tokens),
+            "time/optimizer_s": len(updates) * metrics["time/optimizer_s"],
             "memory/peak_gib": max(gather_object([peak_gib(self.accelerator.device)])),
             "time/update_tokens_per_s": rate_of_tokens,
             "time/update_utilisation": rate_of_tokens * operations_per_token(self.policy) / self._attainable(),
@@ -182,7 +185,11 @@ class Learner:
         whose made-up inputs reach every weight.
         """
         self.optimizer.zero_grad()
-        mine = [self._backward(part, loss) for part in parts]
+        mine = []
+        for number, part in enumerate(parts, start=1):
+            with self._summed_later() if number < len(parts) else nullcontext():
+                mine.append(self._backward(part, loss))
+        began = time.monotonic()
         if all(part.off.keys() == LossConfig.model_fields.keys() for part in mine):
             for parameter in self.model.parameters():
                 if parameter.requires_grad and parameter.grad is None:
@@ -194,14 +201,22 @@ class Learner:
                 fix="lower optimizer.learning_rate in a new run, or look at the losses in metrics.jsonl",
             )
         self.optimizer.step()
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.synchronize(self.accelerator.device)  # the step that is timed is over
+        optimizer_s = time.monotonic() - began
         results: list[MicroBatch] = gather_object(mine)
         metrics = merge_metrics([part.metrics for part in results])
         for channel in dict.fromkeys(name for part in results for name in part.pulls):
             metrics[f"{channel}/pull"] = math.sqrt(math.fsum(part.pulls.get(channel, 0.0) for part in results))
         metrics |= {"loss/total": sum(part.total for part in results), "optimizer/grad_norm": float(norm)}
-        metrics["optimizer/positions"] = float(sum(part.positions for part in results))
+        metrics |= {"optimizer/positions": float(sum(part.positions for part in results)), "time/optimizer_s": optimizer_s}
         off = {channel: why for channel, why in results[0].off.items() if all(channel in part.off for part in results)}
         return StepResult(metrics, off)
+
+    def _summed_later(self) -> AbstractContextManager[None]:
+        """Return a context of passes whose gradients are added up over the processes by a later pass. Shares of weights (FSDP2)
+        are summed by each, as whole gradients would have to be kept otherwise."""
+        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
 
     def _present_options(self) -> LossConfig:
         """Return the options of the loss in this step: the entropy bonus may follow a target."""
@@ -235,20 +250,25 @@ class Learner:
     def logprobs(self, ids: Tensor, wanted: Tensor) -> Tensor:
         """Return log-probs [B, T] of the `wanted` tokens of `ids` [B, T] under the present policy, at temperature 1."""
         device = self.accelerator.device
-        with evaluating(self.policy):
+        with evaluating(self.policy), saying_what_to_lower("scoring answers", self.config.optimizer):
             return sequence_logprobs(self.policy, ids.to(device), None, wanted.to(device))
 
     @on_all_ranks_if_sharded
     def teacher_logprobs(self, ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
-        """Return the sums [B] of the log-probs of the `wanted` tokens of `ids` [B, T] under the self-teacher, in float64 on the
-        CPU. For a self-teacher made of several models it is their mean, weighted by their shares."""
+        """Score as `scores.teacher_sums`, tensors of any device."""
         assert self.self_teacher is not None
         ids, mask, wanted = (tensor.to(self.accelerator.device) for tensor in (ids, mask, wanted))
-        total = torch.zeros(len(ids), dtype=torch.float64)
-        for part in self.self_teacher.parts(self.policy):
-            with part.context(), evaluating(part.model):
-                total += part.share * sequence_logprobs(part.model, ids, mask, wanted).double().sum(-1).cpu()
-        return total
+        with saying_what_to_lower("scoring hints", self.config.optimizer):
+            return teacher_sums(self.self_teacher, self.policy, ids, mask, wanted)
+
+    @on_all_ranks_if_sharded
+    def kl_to_reference(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        """Score as `scores.kl_to_reference`."""
+        assert self.reference is not None
+        options: dict[str, Any] = {"temperature": self.config.rollout.temperature, "known": self.step_logprobs}
+        options["tokens"] = self.config.optimizer.micro_batch_tokens
+        with saying_what_to_lower("reading the reference", self.config.optimizer):
+            return kl_to_reference(self.reference, self.policy, trajectories, **options)
 
     @on_all_ranks
     def give_memory_back(self) -> None:
@@ -336,9 +356,9 @@ class Learner:
         return MicroBatch(parts.metrics, parts.off, float(parts.total.detach()), pulls, parts.positions)
 
     def _inputs(self, part: Batch) -> Batch:
-        """Put a micro-batch on the device, with the log-probs that the options of the policy gradient need."""
-        rlvr = self.config.loss.rlvr
-        part = {key: value.to(self.accelerator.device) for key, value in part.items()}
+        """Put a micro-batch on the device, but for its experts, with the log-probs that the policy gradient's options need."""
+        rlvr, device = self.config.loss.rlvr, self.accelerator.device
+        part = {key: value if key == "routed_experts" else value.to(device) for key, value in part.items()}
         if rlvr.importance != "none":
             if "old_logprobs" in part:
                 part["sampler_logprobs"] = part.pop("old_logprobs")  # the policy that scores is the present one
@@ -350,6 +370,13 @@ class Learner:
             part |= self._scored("ref_logprobs", part, reference.model, self._reference_logprobs)
         return part
 
+    def _proximal_logprobs(self, batch: Batch) -> Tensor:
+        return proximal_logprobs(self.policy, batch, self.config.rollout.temperature)
+
+    def _reference_logprobs(self, batch: Batch) -> Tensor:
+        assert self.reference is not None
+        return reference_logprobs(self.reference, self.policy, batch, self.config.rollout.temperature, self.step_logprobs)
+
     def _scored(self, key: str, part: Batch, model: nn.Module, score: Callable[[Batch], Tensor]) -> Batch:
         """Return the scores of a micro-batch's rows under `key`. A rank without rows makes the pass too where it is
         collective."""
@@ -359,42 +386,3 @@ class Learner:
             made = torch.ones((1, 2), dtype=torch.int64, device=self.accelerator.device)
             score({"input_ids": made, "attention_mask": made, "response_mask": made.cumsum(-1) - 1})
         return {}
-
-    def _proximal_logprobs(self, batch: Batch) -> Tensor:
-        """Return log-probs [B, T] of the sampled tokens under the present policy, to which the ratios of all updates are
-        taken."""
-        rows = batch["input_ids"], batch["attention_mask"], batch["response_mask"]
-        with evaluating(self.policy):
-            return sequence_logprobs(self.policy, *rows, self.config.rollout.temperature, batch.get("routed_experts"))
-
-    @on_all_ranks_if_sharded
-    def kl_to_reference(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Return the k1 estimate, in nats, of each trajectory's KL(policy that sampled it || reference).
-
-        Tokens without a recorded log-prob are left out.
-        """
-        found = [0.0] * len(trajectories)
-        lengths = [len(trajectory.context_ids(len(trajectory.turns))) for trajectory in trajectories]
-        for places in passes(lengths, self.config.optimizer.micro_batch_tokens):
-            some = [trajectories[place] for place in places]
-            batch = collate(some, [0.0] * len(some), pad_id=0, device=self.accelerator.device)
-            reference = self._reference_logprobs(batch)
-            kls = kl_k1_penalty(batch["old_logprobs"], reference, batch["rlvr_weights"]).tolist()
-            for place, kl in zip(places, kls, strict=True):
-                found[place] = kl
-        return found
-
-    def _reference_logprobs(self, batch: Batch) -> Tensor:
-        """Return log-probs [B, T] of the sampled tokens under the reference."""
-        assert self.reference is not None
-        (part,) = self.reference.parts(self.policy)
-        temperature = self.config.rollout.temperature
-
-        def score(ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
-            with part.context(), evaluating(part.model):
-                return sequence_logprobs(part.model, ids, mask, wanted, temperature, experts)
-
-        rows, experts = (batch["input_ids"], batch["attention_mask"], batch["response_mask"]), batch.get("routed_experts")
-        if experts is not None or in_lockstep(part.model):  # what is known must not decide how many passes a rank makes
-            return score(*rows)
-        return self.step_logprobs.logprobs(score, "the reference", *rows, temperature)

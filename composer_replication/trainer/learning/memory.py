@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
+from composer_replication.config import OptimizerConfig
 from composer_replication.types.errors import ModelError
 
 
@@ -34,12 +35,14 @@ def give_memory_back() -> None:
 
 
 @contextmanager
-def saying_what_to_lower(step: int) -> Iterator[None]:
-    """Say what to lower when the device runs out of memory inside. Raises ModelError."""
+def saying_what_to_lower(doing: str, options: OptimizerConfig) -> Iterator[None]:
+    """Say what to change when the device runs out of memory inside, while the learner was `doing` something. Raises
+    ModelError."""
     try:
         yield
     except torch.OutOfMemoryError as error:
+        first = "" if options.gradient_checkpointing else "set optimizer.gradient_checkpointing = true, "
         raise ModelError(
-            f"the device ran out of memory in step {step}: {error}",
-            fix="set optimizer.gradient_checkpointing = true, lower optimizer.micro_batch_tokens, then rollout.trajectory_tokens",
+            f"the device ran out of memory while {doing}: {error}",
+            fix=f"{first}lower optimizer.micro_batch_tokens (now {options.micro_batch_tokens}), then go on with --resume",
         ) from error

@@ -31,6 +31,8 @@ class Forecast:
     steps: int
     step_rollouts: int
     evaluations: int
+    updates: int
+    """Optimizer steps of one step."""
     eval_rollouts: int
     """Of one evaluation."""
     trace_rollouts: int
@@ -49,8 +51,10 @@ class Forecast:
 
     @property
     def update_s(self) -> float:
-        """Return the seconds of a step's update. They grow with its trajectories."""
-        return self.trial.update_s * self._pairs(self.step_rollouts)
+        """Return the seconds of a step's update: of its passes, which grow with its trajectories, and of its optimizer steps."""
+        trial = self.trial
+        passes_s = (trial.update_s - trial.optimizer_s) * self._pairs(self.step_rollouts)
+        return passes_s + trial.optimizer_s / trial.updates * self.updates
 
     @property
     def loads(self) -> int:
@@ -109,6 +113,7 @@ def make_forecast(trial: Trial, config: RunConfig, arm: str, *, tasks: int, held
         trial=trial,
         steps=config.steps,
         step_rollouts=rollout.groups * rollout.group_size,
+        updates=config.optimizer.updates,
         evaluations=evaluated if held_out else 0,
         eval_rollouts=held_out * config.eval.samples,
         trace_rollouts=tasks * replay.traces_per_task if asks else 0,

@@ -64,7 +64,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # the base
         weakref.finalize(storage, partial(self._freed, key))
 
     def _look_again(self) -> None:
-        for key, (reference, size) in self._known.items():
+        for key, (reference, size) in list(self._known.items()):  # a collection of garbage may free some meanwhile
             storage = reference()
             if storage is not None and storage.nbytes() != size:
                 self.now += storage.nbytes() - size

@@ -1,4 +1,4 @@
-"""The memory that a run will need, and what to change where that is more than there is."""
+"""The memory that a run will need."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from transformers import PreTrainedConfig
 
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward.models import resolve_device
+from composer_replication.rollouts.collect import groups_at_once
 from composer_replication.trainer.engines.own_server import shared_memory
 from composer_replication.trainer.learning.followers import launched_processes
 from composer_replication.trainer.learning.memory import give_memory_back
 from composer_replication.trainer.planning.update_memory import PassSize, UpdateMemory, largest_pass, plan_update
-from composer_replication.types.errors import ConfigError
 
 _GIB = 2**30
+_SCRAPS = 0.1
+"""Share of an update's activations, which come and go in many sizes. An estimate: no GPU was at hand to measure it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +32,12 @@ class Plan:
     largest: PassSize
     update: UpdateMemory
     process: int
-    """Bytes that Python and its libraries take of the same memory: of a CPU's, not of a GPU's."""
+    """Bytes that no tensor of the policy takes: Python and its libraries, or CUDA and other programs on a GPU."""
+    rollouts: int
+    """How many are open at once."""
     caches: float
-    """Bytes of keys and values of a step's rollouts, when all of them are as long as they may become; 0 with a server."""
+    """Bytes of keys and values of the rollouts that are open at once, when all of them are as long as they may become; 0 with a
+    server."""
     server: float
     """Bytes that a server takes which shares the device; it sleeps during updates. 0 without one."""
     capacity: int
@@ -46,8 +51,23 @@ class Plan:
         return self.process + self.update.weights + self.update.optimizer + self.update.copies + self.caches + self.server
 
     @property
+    def updating(self) -> float:
+        """Bytes at most during an update."""
+        return self.process + self.update.peak + self.scraps
+
+    @property
+    def scraps(self) -> float:
+        """Bytes that torch's allocator holds on a GPU between tensors, where nothing fits."""
+        return _SCRAPS * self.update.activations if self.device.type == "cuda" else 0.0
+
+    @property
+    def loading(self) -> float:
+        """Bytes while the policy and its copies are made: weights are whole before they are shared out."""
+        return self.process + self.update.start
+
+    @property
     def peak(self) -> float:
-        return max(self.process + self.update.peak, self.sampling)
+        return max(self.updating, self.sampling, self.loading)
 
 
 def say_plan(plan: Plan, arm: str) -> Table:
@@ -57,16 +77,18 @@ def say_plan(plan: Plan, arm: str) -> Table:
     table = Table(f"memory of arm {arm} on {plan.device}{each}", "GiB", box=box.SIMPLE_HEAD)
     table.columns[1].justify = "right"
     parts = {
-        "Python and libraries": plan.process,
+        "Python and libraries" if plan.device.type == "cpu" else "CUDA and other programs": plan.process,
         "weights": update.weights,
         "gradients": update.gradients,
         "optimizer state": update.optimizer,
         "frozen copies": update.copies,
         f"activations of {plan.largest.rows} x {plan.largest.tokens:,} tokens": update.activations,
-        "at most during an update": plan.process + update.peak,
-        "keys and values of a step's rollouts": plan.caches,
+        "between tensors, where nothing fits": plan.scraps,
+        "at most during an update": plan.updating,
+        f"keys and values of {plan.rollouts} rollouts": plan.caches,
         "the server, which shares the device and sleeps during updates": plan.server,
         "at most during rollouts": plan.sampling,
+        "while the policy is loaded, before it is shared out": plan.loading if plan.loading > plan.updating else 0.0,
         "available": plan.capacity,
     }
     for part, size in parts.items():
@@ -77,12 +99,13 @@ def say_plan(plan: Plan, arm: str) -> Table:
     return table
 
 
-def make_plan(config: RunConfig, architecture: PreTrainedConfig, window: int) -> Plan:
+def make_plan(config: RunConfig, architecture: PreTrainedConfig, window: int, rollouts: int) -> Plan:
     """Plan a run of a policy that is not loaded now. A few blocks of its architecture take updates on its device, which takes
     seconds to minutes. Processes that a launcher has started have to call it at the same time.
 
     Args:
         window: tokens that the model reads at most.
+        rollouts: how many are open at once (`rollouts_at_once`).
 
     Raises:
         ModelError: even a few blocks do not fit on the device.
@@ -93,7 +116,9 @@ def make_plan(config: RunConfig, architecture: PreTrainedConfig, window: int) ->
         process = psutil.Process().memory_info().rss
         capacity = process + psutil.virtual_memory().available // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     else:
-        process, capacity = 0, torch.cuda.get_device_properties(device).total_memory
+        torch.zeros(1, device=device)  # CUDA itself takes memory from now on
+        free, capacity = torch.cuda.mem_get_info(device)
+        process = capacity - free - torch.cuda.memory_reserved(device)
     update = plan_update(config, architecture, largest)
     give_memory_back()
     return Plan(
@@ -101,41 +126,32 @@ def make_plan(config: RunConfig, architecture: PreTrainedConfig, window: int) ->
         largest=largest,
         update=update,
         process=process,
-        caches=_cache_tokens(config, window) * update.cache if config.rollout.engine == "transformers" else 0.0,
+        rollouts=rollouts,
+        caches=cache_tokens(config, window, rollouts) * update.cache if config.rollout.engine == "transformers" else 0.0,
         server=shared_memory(config) * capacity,
         capacity=capacity,
         processes=launched_processes(),
     )
 
 
-def check_fit(plan: Plan, config: RunConfig) -> None:
-    """Raise ConfigError where a run cannot fit, naming the field to change."""
-    if plan.peak <= plan.capacity:
-        return
-    need = f"{plan.peak / _GIB:.1f} GiB are needed on {plan.device}, which has {plan.capacity / _GIB:.1f} GiB"
-    if plan.sampling > plan.process + plan.update.peak:
-        served = "lower --gpu-memory-utilization in rollout.server_options, or name another GPU in rollout.server_gpus"
-        fix = served if plan.server else "lower rollout.context_tokens or rollout.group_size"
-        raise ConfigError(f"the rollouts do not fit: {need}", fix=fix)
-    raise ConfigError(f"the update does not fit: {need}", fix=_smaller_update(config, plan))
+def rollouts_at_once(config: RunConfig, *, tasks: int, held_out: int) -> int:
+    """Return the most rollouts that are open at once, of a step, of an evaluation and of the traces for teachers.
+
+    Args:
+        tasks: how many are trained on.
+        held_out: how many are evaluated on.
+    """
+    rollout, replay = config.rollout, config.loss.replay
+    asks = replay.weight > 0 and bool(config.teachers)
+    kinds = [
+        (rollout.groups, rollout.group_size),
+        (held_out, config.eval.samples),
+        (tasks if asks else 0, replay.traces_per_task),
+    ]
+    return max(size * groups_at_once(size, rollout.open_at_most, groups) for groups, size in kinds if groups)
 
 
-def _smaller_update(config: RunConfig, plan: Plan) -> str:
-    """Return which field to change first for an update of less memory."""
-    activations = plan.update.activations > plan.update.peak / 2
-    if activations and not config.optimizer.gradient_checkpointing:
-        return "set optimizer.gradient_checkpointing = true"
-    if activations and plan.largest.rows > 1:
-        return f"lower optimizer.micro_batch_tokens, to {plan.largest.tokens} or so"
-    if activations:
-        return "lower rollout.context_tokens"
-    if config.model.lora.rank == 0:
-        return "set model.lora.rank = 16, or model.precision = bfloat16 and optimizer.moments = 8bit"
-    return "take a smaller model"
-
-
-def _cache_tokens(config: RunConfig, window: int) -> float:
-    """Return the tokens whose keys and values are held at once: of all rollouts of a step, and once more of those that sample
+def cache_tokens(config: RunConfig, window: int, rollouts: int) -> float:
+    """Return the tokens whose keys and values are held at once: of all open rollouts, and once more of those that sample
     together, which are merged into one batch."""
-    rollouts = config.rollout.groups * config.rollout.group_size
     return rollouts * min(config.rollout.context_tokens, window) * (1.0 + 1.0 / config.rollout.cohorts)

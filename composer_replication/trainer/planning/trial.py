@@ -50,6 +50,10 @@ class Trial:
     rollout_s: float
     """Seconds of both rollouts, made side by side."""
     update_s: float
+    """Seconds of an update by both."""
+    optimizer_s: float
+    """Seconds of those that its `updates` optimizer steps take, however many rollouts there are."""
+    updates: int
     load_s: float
     """Seconds that a step spends on bringing the weights to a server, and on its sleep where it shares the GPU."""
     checkpoint_bytes: int
@@ -100,7 +104,9 @@ async def _try(trainer: ArmTrainer) -> Trial:
     teachers = _teachers(trainer, group.trajectories)
     trainer.learner.update(batch)
     trainer.learner.step_logprobs.clear()
-    update_s = _seconds(lambda: trainer.learner.update(batch))
+    began = time.monotonic()
+    learned = trainer.learner.update(batch)
+    update_s = time.monotonic() - began
     trainer.engine.reset()
     return Trial(
         task_id=task.spec.task_id,
@@ -108,6 +114,8 @@ async def _try(trainer: ArmTrainer) -> Trial:
         trajectories=group.trajectories,
         rollout_s=rollout_s,
         update_s=update_s,
+        optimizer_s=learned.metrics["time/optimizer_s"],
+        updates=int(learned.metrics["optimizer/updates"]),
         load_s=rest_s + await _load(trainer),
         checkpoint_bytes=_checkpoint_bytes(trainer),
         weights_bytes=_weights_bytes(trainer),
