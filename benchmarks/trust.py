@@ -63,6 +63,8 @@ _MEASURED = ("composer_replication/sandbox", "composer_replication/tasks", "comp
 AIM_SHARE, AIM_CPU = 0.8, 2.0
 _Result = TypeVar("_Result")
 _TRIES = 3
+_AT_ONCE = 4
+"""Tasks that are attacked at once for each core: most forgeries run into a time limit, and wait for it."""
 _SEVERAL = 12
 """Tasks of two or three functions that are built of a package."""
 _WITH_VARIANTS = 3
@@ -133,7 +135,7 @@ def _rewarded(task: Task, attempts: Iterable[tuple[str, Mapping[str, bytes]]], p
 
 
 def _in_threads(work: Callable[[Task], _Result], tasks: Sequence[Task]) -> list[_Result]:
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+    with ThreadPoolExecutor(_AT_ONCE * len(os.sched_getaffinity(0))) as threads:
         return list(threads.map(work, tasks))
 
 
