@@ -10,12 +10,14 @@ import random
 import time
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
-
-import openai
+from typing import TYPE_CHECKING
 
 from composer_replication.teachers.reply import Reply, read_reply
 from composer_replication.teachers.teacher import Question, Teacher
 from composer_replication.types.secrets import quoted, without_secrets
+
+if TYPE_CHECKING:
+    import openai
 
 CALL_ID_HEADER = "X-Client-Request-Id"
 """Carries the ledger's name of the call, so that the logs of a gateway or provider can be compared with the ledger."""
@@ -88,6 +90,8 @@ class NoAnswerError(Exception):
 
 def make_client(teacher: Teacher) -> openai.AsyncOpenAI:
     """Make a client that repeats nothing by itself: every attempt is a separate call in the ledger."""
+    import openai  # takes half a second
+
     key = os.environ[teacher.api_key_env] if teacher.api_key_env else "none"
     timeout = openai.Timeout(teacher.timeout_s, connect=min(_CONNECT_S, teacher.timeout_s))
     return openai.AsyncOpenAI(api_key=key, base_url=teacher.base_url, timeout=timeout, max_retries=0)
@@ -104,6 +108,8 @@ async def call(
     Raises:
         NoAnswerError: there is no reply.
     """
+    import openai
+
     start = time.monotonic()
     try:
         async with asyncio.timeout(teacher.timeout_s):  # the client's own limit is one between two bytes
@@ -136,6 +142,8 @@ def _without_key(reply: Reply, key: str) -> Reply:
 def _no_answer(
     teacher: Teacher, error: openai.APIStatusError | openai.APIConnectionError, failed_before: int, key: str
 ) -> NoAnswerError:
+    import openai
+
     usual = min(8.0, 0.5 * 2 ** min(failed_before, 4)) * random.uniform(0.75, 1.0)
     if isinstance(error, openai.APIStatusError):
         return _refused(error, usual, key)

@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
-
-import openai
+from typing import TYPE_CHECKING, Any
 
 from composer_replication.observe import usd
 from composer_replication.teachers.call import Failure, NoAnswerError, call, make_client
@@ -25,6 +23,9 @@ from composer_replication.teachers.teacher import Question, Teacher
 from composer_replication.traces.recorder import native_call
 from composer_replication.types import ToolCall
 from composer_replication.types.errors import BudgetExceededError, ConfigError, TeacherError
+
+if TYPE_CHECKING:
+    import openai
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,13 @@ import os
 import threading
 import weakref
 from collections.abc import Coroutine
-from typing import Any, TypeVar
-
-import openai
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from composer_replication.types.errors import ConfigError, ModelError
 from composer_replication.types.secrets import quoted
+
+if TYPE_CHECKING:
+    import openai
 
 KEY_VARIABLE = "COMPOSER_SERVER_KEY"
 """Environment variable with the server's `--api-key`, where it has one."""
@@ -59,6 +60,8 @@ class Http:
     """
 
     def __init__(self, url: str, *, timeout_s: float, attempts: int) -> None:
+        import openai  # takes half a second
+
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is not an address of a server", fix="write it as http://HOST:PORT")
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -101,6 +104,8 @@ class Http:
         return await self._ask("POST", path, body)
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        import openai
+
         for attempt in range(1, self._attempts + 1):
             try:
                 return _parsed(await self._send(method, path, body))
