@@ -45,16 +45,17 @@ def train(
 
     Paths are relative to the run file's folder, those on the command line too.
     """
-    from composer_replication.api.training import train as train_run
+    _refuse_misspelt(context, [str(run), *context.args])
+    config = load_config(run, context.args)
+    if config.diloco.enabled:
+        raise ConfigError("diloco.enabled = true: this run is one of replicas", fix=f"composer diloco run {run}")
+
+    from composer_replication.api.training import train as train_run  # takes seconds to import: report errors first
     from composer_replication.recipes.substrates import check_substrate
     from composer_replication.trainer.learning.followers import is_follower, leave_process_group
     from composer_replication.trainer.learning.launcher import check_launcher
     from composer_replication.trainer.open_run import check_run_dir
 
-    _refuse_misspelt(context, [str(run), *context.args])
-    config = load_config(run, context.args)
-    if config.diloco.enabled:
-        raise ConfigError("diloco.enabled = true: this run is one of replicas", fix=f"composer diloco run {run}")
     check_substrate(config)
     if dry_run:
         check_launcher(config)
