@@ -19,6 +19,7 @@ from composer_replication.envs.oracle import prove_solution
 from composer_replication.envs.tools import Toolset
 from composer_replication.observe import mean_and_se, pass_at_1
 from composer_replication.rollouts import Progress, collect_groups
+from composer_replication.rollouts.collect import groups_at_once
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.proofs.task_copies import refuse_task_copies
@@ -156,7 +157,7 @@ def rollout_groups(
         CodingEnv, sandbox=box, python=python, grade_cache=GradeCache(), test_cache=TestCache(), toolset=options.toolset
     )
     groups: list[Group] = []
-    size = max(1, _PER_COLLECTION // group_size) if options.engine == "transformers" else len(tasks)
+    size = groups_at_once(group_size, _PER_COLLECTION if options.engine == "transformers" else None, len(tasks))
     for start in range(0, len(tasks), size):
 
         def report(progress: Progress, before: int = start * group_size) -> None:

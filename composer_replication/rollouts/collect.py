@@ -103,6 +103,7 @@ async def collect_groups(
     names = [[rollout.trajectory_id for rollout in wave] for wave in waves]
     collection = _Collection(
         engine=engine if isinstance(engine, AsyncEngine) else BatchingEngine(engine, names, cohorts=cohorts),
+        rollouts=rollouts,
         waves=waves,
         env_threads=EnvThreads(env_workers),
         requests=RequestLimit(max_requests),
@@ -132,8 +133,9 @@ def groups_at_once(group_size: int, max_rollouts: int | None, groups: int) -> in
 @dataclass(slots=True, kw_only=True)
 class _Collection:
     engine: AsyncEngine
+    rollouts: list[Rollout]
     waves: list[list[Rollout]]
-    """The rollouts that are open at the same time; the next ones begin when all of them have ended."""
+    """The same, by those that are open at the same time: the next ones begin when all of them have ended."""
     env_threads: EnvThreads
     requests: RequestLimit
     record: RecordFields
@@ -146,10 +148,6 @@ class _Collection:
     turns: int = 0
     sampled_tokens: int = 0
     moved: float = 0.0
-
-    @property
-    def rollouts(self) -> list[Rollout]:
-        return [rollout for wave in self.waves for rollout in wave]
 
     async def run(self) -> list[Trajectory]:
         """Return all trajectories, in the order of `rollouts`."""

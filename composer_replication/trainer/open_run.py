@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,13 +17,19 @@ _MAY_CHANGE = frozenset(
         *("checkpoint_every", "out", "rollout.env_workers", "rollout.stall_s", "sandbox.kind", "loss.replay.max_total_usd"),
         *("rollout.max_requests", "rollout.timeout_s", "rollout.cohorts", "rollout.max_rollouts"),
         *("rollout.server_python", "rollout.server_gpus", "rollout.server_options"),
-        *("model.attention", "model.compile", "model.frozen_copies"),
-        *("optimizer.gradient_checkpointing", "optimizer.micro_batch_tokens"),
         *("diloco.quorum", "diloco.deadline_s", "diloco.timeout_s"),
     }
 )
 """Fields that change no result but by rounding. Where a run ended because a cap was reached or memory was short, it goes on with
 another value."""
+_OF_OUR_LEARNER = frozenset(
+    {
+        *("model.attention", "model.compile", "model.frozen_copies"),
+        *("optimizer.gradient_checkpointing", "optimizer.micro_batch_tokens"),
+    }
+)
+"""Such fields where the learner is ours. Other trainers count their data in passes."""
+_OURS = ("local", "ray", "monarch")
 _OF_A_TEACHER = (".base_url", ".api_key_env", ".max_concurrency", ".usd_per_million_input", ".usd_per_million_output")
 """Fields of a teacher that change no result: its address and its cost. Answers bought at another address are bought again."""
 
@@ -65,7 +71,8 @@ def check_run_dir(config: RunConfig, *, resume: bool) -> None:
 
 def _refuse_drift(before: Mapping[str, Any], now: Mapping[str, Any], run_dir: RunDir) -> None:
     old, new = _flat(before), _flat(now)
-    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not _may_change(k))
+    free = _MAY_CHANGE | (_OF_OUR_LEARNER if new["substrate.type"] in _OURS else frozenset())
+    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not _may_change(k, free))
     if changed:
         listed = "; ".join(f"{k}: {old.get(k)!r} -> {new.get(k)!r}" for k in changed)
         raise ConfigError(
@@ -74,10 +81,10 @@ def _refuse_drift(before: Mapping[str, Any], now: Mapping[str, Any], run_dir: Ru
         )
 
 
-def _may_change(key: str) -> bool:
+def _may_change(key: str, free: Container[str]) -> bool:
     if key.startswith("arms."):  # arms.NAME.field
         key = key.split(".", 2)[-1]
-    return key in _MAY_CHANGE or (key.startswith("teachers.") and key.endswith(_OF_A_TEACHER))
+    return key in free or (key.startswith("teachers.") and key.endswith(_OF_A_TEACHER))
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,15 +12,23 @@ import tomllib
 import venv
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import tomli_w
 import torch
 from in_process import composer_here
 from teacher_server import Reply, TeacherServer
+from transformers import AutoModelForCausalLM
 from world import COMPOSER, World, composer, name_teachers
 
+from composer_replication.cli.support import dry_run
+from composer_replication.config import load_config
+from composer_replication.loss.forward import models
 from composer_replication.observe import RunDir
+from composer_replication.trainer.open_run import check_run_dir, open_run
+from composer_replication.types.errors import ConfigError, ModelError
 
 
 def refused(*words: str, cwd: Path, code: int) -> str:
@@ -118,12 +126,62 @@ def test_weights_that_are_a_pickle_are_refused(run_file: Path, world: World, tmp
 
 
 @pytest.mark.parametrize(
-    ("index", "said"), [('{"weight_map": {"a": "../away.safetensors"}}', "another folder"), ("[]", "damaged")]
+    ("index", "said"),
+    [
+        ('{"weight_map": {"a": "../away.safetensors"}}', "another folder"),
+        ('{"weight_map": {"a": "second.safetensors"}}', "second.safetensors"),
+        ("[]", "damaged"),
+    ],
 )
 def test_an_index_of_weights_that_leads_away(run_file: Path, world: World, tmp_path: Path, index: str, said: str) -> None:
     shutil.copytree(world.policy, tmp_path / "sharded")
     (tmp_path / "sharded" / "model.safetensors.index.json").write_text(index)
-    assert said in refused("train", str(run_file), "--model.path", "sharded", cwd=tmp_path, code=5)
+    assert said in refused("train", str(run_file), "--model.path", "sharded", "--dry-run", cwd=tmp_path, code=5)
+
+
+def test_a_run_that_does_not_fit_is_refused_before_any_weights_are_loaded(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would not fit either, and nothing could be advised."""
+
+    def loaded(*_: object, **__: object) -> None:
+        raise AssertionError("the weights are loaded")
+
+    monkeypatch.setattr(models, "load_model", loaded)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
+    with pytest.raises(ConfigError, match=r"fit: .* GiB are needed on cpu"):
+        dry_run.check(load_config(run_file))
+
+
+def test_weights_that_do_not_fit_on_the_device_are_no_fault_of_the_folder(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", exhausted)
+    with pytest.raises(ModelError, match="does not fit on cpu: no room") as said:
+        models.load_policy(load_config(run_file).model)
+    assert "model.lora.rank" in (said.value.fix or "")
+
+
+def test_a_run_goes_on_with_less_memory_where_the_learner_is_ours(run_file: Path) -> None:
+    began = load_config(run_file)
+    with open_run(began, resume=False) as run_dir:
+        run_dir.log_metrics("main", 0, {"reward/mean": 0.0})
+    smaller = [
+        "--optimizer.gradient_checkpointing",
+        "true",
+        "--optimizer.micro_batch_tokens",
+        "64",
+        "--rollout.max_rollouts",
+        "3",
+    ]
+    check_run_dir(load_config(run_file, smaller), resume=True)
+    text = run_dir.config_path.read_text()
+    run_dir.config_path.write_text(text.replace('type = "local"', 'type = "trl"'))
+    with pytest.raises(ConfigError, match=r"optimizer\.gradient_checkpointing: False -> True; optimizer\.micro_batch_tokens"):
+        check_run_dir(load_config(run_file, [*smaller, "--substrate.type", "trl"]), resume=True)
 
 
 @pytest.mark.parametrize("damage", ["task.toml", "repo"])

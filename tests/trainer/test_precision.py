@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 from world import World, composer, finish
@@ -182,6 +183,22 @@ def test_adapters_that_are_sampled_from_in_bfloat16_are_not_rounded_away(run_fil
     assert {p.dtype for p in whole.parameters()} == {torch.float32}
     assert not any("lora_" in name for name, _ in whole.named_parameters())
     assert {p.dtype for p in load_to_sample(config.model.path, "bfloat16")[0].parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("words", [[], LORA], ids=["whole", "adapters"])
+def test_weights_on_their_way_to_a_server_are_rounded_to_its_type(run_file: Path, tmp_path: Path, words: list[str]) -> None:
+    """Once each, tied ones too; adapters stay as they are."""
+    model, tokenizer = load_policy(load_config(run_file, words).model)
+    save_policy(model, tokenizer, tmp_path, None, torch.bfloat16)
+    (file,) = tmp_path.glob("*.safetensors")
+    kept = load_file(file)
+    assert {value.dtype for value in kept.values()} == {torch.float32 if words else torch.bfloat16}
+    assert {value.dtype for value in model.parameters()} == {torch.float32}, "a copy is rounded"
+    if not words:
+        exact = model.state_dict()
+        assert kept.keys() <= exact.keys()
+        assert all(value.equal(exact[name].to(torch.bfloat16)) for name, value in kept.items())
+        assert sum(value.numel() for value in kept.values()) == sum(value.numel() for value in model.parameters())
 
 
 def test_an_architecture_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from learn import learn
 from ranks import on_ranks
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from composer_replication.config import RunConfig, load_config
 from composer_replication.loss import compose_loss, sequence_logprobs
@@ -101,6 +103,29 @@ def test_two_processes_take_the_updates_of_one(run_file: Path, tmp_path: Path) -
         first, _ = on_ranks(folder, learn, config, inputs, 2, sharded)
         for name, value in expected["weights"].items():
             torch.testing.assert_close(first["weights"][name], value, rtol=1e-3, atol=1e-5)
+
+
+def sums_of_a_step(_rank: int, config: RunConfig, inputs: Batch) -> tuple[int, int]:
+    """How many micro-batches this rank has in a step, and how often a bucket of gradients is summed over the ranks."""
+    trained, passes, sums = learner(config), [], []
+
+    def counted(bucket: Any) -> Any:
+        sums.append(None)
+        return allreduce_hook(None, bucket)
+
+    trained.model.register_comm_hook(None, lambda _state, bucket: counted(bucket))
+    backward = trained._backward
+    trained._backward = lambda *given: passes.append(None) or backward(*given)  # type: ignore[method-assign,func-returns-value]
+    trained.update(inputs)
+    return len(passes), len(sums)
+
+
+@pytest.mark.slow
+def test_processes_sum_their_gradients_once_a_step(run_file: Path, tmp_path: Path) -> None:
+    """However many micro-batches there are: the policy's few weights are one bucket."""
+    config = load_config(run_file, [*RLVR_ALONE, "--optimizer.micro_batch_tokens", "10"])
+    found = on_ranks(tmp_path, sums_of_a_step, config, batch([1.0, -0.7, 0.4, -1.1, 0.2, 0.9]))
+    assert found == [(3, 1), (3, 1)]
 
 
 def test_rows_without_an_advantage_change_nothing_and_go_through_no_pass(run_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""What torchrun or accelerate's launcher may ask of a run."""
+"""Checks that a launcher, torchrun or accelerate's, asks for nothing that the run file decides."""
 
 from __future__ import annotations
 

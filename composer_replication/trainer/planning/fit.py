@@ -1,4 +1,4 @@
-"""What to change where a run needs more memory than there is."""
+"""Refuses a run that needs more memory than there is, and names the fields to change."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ def _fewer_rollouts(config: RunConfig, plan: Plan) -> str:
     room = plan.capacity - (plan.sampling - plan.caches)
     if plan.rollouts and room > 0:
         fit = int(room / (plan.caches / plan.rollouts))
-        least = min(config.rollout.group_size, config.eval.samples)
-        if least <= fit:
+        if fit >= max(config.rollout.group_size, config.eval.samples):  # a group is never cut
             return f"set rollout.max_rollouts = {fit}"
-    return "lower rollout.context_tokens, or set rollout.max_rollouts and lower rollout.group_size"
+    return "lower rollout.context_tokens, or rollout.group_size and set rollout.max_rollouts to it"
 
 
 def _smaller_update(config: RunConfig, plan: Plan) -> str:

@@ -20,8 +20,9 @@ from composer_replication.trainer.learning.memory import give_memory_back
 from composer_replication.trainer.planning.update_memory import PassSize, UpdateMemory, largest_pass, plan_update
 
 _GIB = 2**30
-_SCRAPS = 0.1
-"""Share of an update's activations, which come and go in many sizes. An estimate: no GPU was at hand to measure it on."""
+_FRAGMENTATION = 0.1
+"""Share of an update's activations that torch's allocator loses on a GPU to gaps. An estimate: no GPU was at hand to measure it
+on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +54,17 @@ class Plan:
     @property
     def updating(self) -> float:
         """Bytes at most during an update."""
-        return self.process + self.update.peak + self.scraps
+        return self.process + self.update.peak + self.fragmentation
 
     @property
-    def scraps(self) -> float:
-        """Bytes that torch's allocator holds on a GPU between tensors, where nothing fits."""
-        return _SCRAPS * self.update.activations if self.device.type == "cuda" else 0.0
+    def fragmentation(self) -> float:
+        """Bytes that torch's allocator holds on a GPU between tensors."""
+        return _FRAGMENTATION * self.update.activations if self.device.type == "cuda" else 0.0
 
     @property
     def loading(self) -> float:
         """Bytes while the policy and its copies are made: weights are whole before they are shared out."""
-        return self.process + self.update.start
+        return self.process + self.update.loading
 
     @property
     def peak(self) -> float:
@@ -83,7 +84,7 @@ def say_plan(plan: Plan, arm: str) -> Table:
         "optimizer state": update.optimizer,
         "frozen copies": update.copies,
         f"activations of {plan.largest.rows} x {plan.largest.tokens:,} tokens": update.activations,
-        "between tensors, where nothing fits": plan.scraps,
+        "fragmentation, an estimate": plan.fragmentation,
         "at most during an update": plan.updating,
         f"keys and values of {plan.rollouts} rollouts": plan.caches,
         "the server, which shares the device and sleeps during updates": plan.server,

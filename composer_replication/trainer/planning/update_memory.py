@@ -67,7 +67,7 @@ class UpdateMemory:
     """Bytes of the optimizer's state in CPU memory, where the policy is on another device."""
     cache: float
     """Bytes that a token's keys and values take during rollouts."""
-    start: float
+    loading: float
     """Of all tensors at once, at most, while the policy, its copies and the optimizer are made."""
 
     @property
@@ -140,7 +140,7 @@ def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: in
     with LiveBytes(device, resized=sharded) as live:
         live.forget_peak()
         learner = Learner(make_policy(config.model, with_blocks(model_config, blocks)), config, sharded=sharded)
-        start = live.peak
+        loading = live.peak
         learner.update(batch)  # makes the optimizer's state
         passes, step, gradients = _peaks(learner, batch, live)
         weights = _bytes(learner.policy.parameters(), device)
@@ -154,7 +154,7 @@ def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: in
             step=step,
             host=0 if device.type == "cpu" else _bytes(state, torch.device("cpu")),
             cache=_cache_bytes(learner.policy, batch["input_ids"][:1, :_LEAST].to(device)),
-            start=start,
+            loading=loading,
         )
 
 
