@@ -284,7 +284,7 @@ def _copied(model: nn.Module, rounded_to: torch.dtype | None, device: torch.devi
 
 
 def _moved(weight: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    """Return a copy on a device. One that leaves a GPU is pinned: it goes back for every pass, twice as fast."""
+    """Return a copy on a device. One that leaves a GPU is pinned, as it goes back for every pass."""
     copied = weight.to(device, dtype, copy=True)
     return copied.pin_memory() if device.type == "cpu" and weight.device.type == "cuda" else copied
 

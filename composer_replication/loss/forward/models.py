@@ -160,9 +160,9 @@ def _prepared(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
 
 
 def load_outline(path: str) -> tuple[PreTrainedConfig, int, PreTrainedTokenizerBase]:
-    """Load what a model is without its weights: its configuration, the number of its parameters, and its tokenizer.
+    """Load a model's configuration, number of parameters and tokenizer, without its weights.
 
-    A folder's files of weights are looked at, for whether they are all there and whole. Raises as `load_policy`.
+    The weight files of a folder are checked: all of them are there, and none is cut short. Raises as `load_policy`.
     """
     architecture = load_architecture(path)
     source = base_model_of(Path(path)) if (Path(path) / ADAPTER_FILE).is_file() else path
@@ -175,8 +175,8 @@ def load_outline(path: str) -> tuple[PreTrainedConfig, int, PreTrainedTokenizerB
 
 
 def _check_weights(folder: Path) -> None:
-    """Check that a folder, if it is one, has weights, and that their files are as long as they say. Raises ModelError, and
-    SafetensorError for one that is torn."""
+    """Check that a folder, if it is one, has all of its weight files, and that each is as long as its header says. Raises
+    ModelError, and SafetensorError for a file that is cut short."""
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     named = [name for index in folder.glob("*.safetensors.index.json") for name in _shards(index)] if folder.is_dir() else []
     missing = sorted({*named} - {path.name for path in files})

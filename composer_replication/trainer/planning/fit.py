@@ -24,7 +24,7 @@ def check_fit(plan: Plan, config: RunConfig) -> None:
     if plan.peak == plan.updating:
         raise ConfigError(f"the update does not fit: {need}", fix=_smaller_update(config, plan))
     if plan.peak == plan.loading:
-        raise ConfigError(f"the policy does not fit before it is shared out: {need}", fix=_smaller_states(config))
+        raise ConfigError(f"the policy does not fit before it is sharded: {need}", fix=_smaller_states(config))
     raise ConfigError(f"the rollouts do not fit: {need}", fix=_fewer_rollouts(config, plan))
 
 

@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def loading(self) -> float:
-        """Bytes while the policy and its copies are made: weights are whole before they are shared out."""
+        """Bytes while the policy and its copies are made: weights are whole before they are sharded."""
         return self.process + self.update.loading
 
     @property
@@ -89,7 +89,7 @@ def say_plan(plan: Plan, arm: str) -> Table:
         f"keys and values of {plan.rollouts} rollouts": plan.caches,
         "the server, which shares the device and sleeps during updates": plan.server,
         "at most during rollouts": plan.sampling,
-        "while the policy is loaded, before it is shared out": plan.loading if plan.loading > plan.updating else 0.0,
+        "while the policy is loaded, before it is sharded": plan.loading if plan.loading > plan.updating else 0.0,
         "available": plan.capacity,
     }
     for part, size in parts.items():
