@@ -22,10 +22,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from honest_variants import honest_variants
 from measuring import emit
@@ -61,7 +61,8 @@ isodate and pathspec was looked at while the checks were made."""
 _MEASURED = ("composer_replication/sandbox", "composer_replication/tasks", "composer_replication/languages", "tests/attack")
 """Folders whose code the figures describe: a record of other code is measured again."""
 AIM_SHARE, AIM_CPU = 0.8, 2.0
-_Result = TypeVar("_Result")
+_COUNTS = ("forgeries", "tasks_past_tests", "by_heart_tasks", "by_heart_tried", "honest_gold", "honest_variants")
+_LISTS = ("rewarded", "by_heart_rewarded", "honest_refused", "honest_alarms")
 _TRIES = 3
 _AT_ONCE = 4
 """Tasks that are attacked at once for each core: most forgeries run into a time limit, and wait for it."""
@@ -88,36 +89,59 @@ def graded(task: Task, workspace: Mapping[str, bytes], python: Path) -> GradeRep
     raise SystemExit(f"{task.spec.task_id} was not scored {_TRIES} times")
 
 
-def attacked(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
-    """Try the forger on every task. One forgery of each goes through the whole grader, to see whether it passes all visible tests
-    and anti-tests."""
-    results = _in_threads(lambda task: _forgeries(task, python), tasks)
-    return {
-        "forgeries": sum(count for count, _, _ in results),
-        "tasks_past_tests": sum(past for _, past, _ in results),
-        "rewarded": [name for _, _, names in results for name in names],
-    }
+def judged(package: str, folder: Path, python: Path) -> dict[str, Any]:
+    """Try forgeries and honest work on the tasks that training takes by default, and sum up what became of them.
+
+    What a task's attempts ended in is kept beside the builds, so that an interrupted measurement goes on where it stopped.
+    """
+    tasks = [task for build in ("now", "several") for task in load_tasks(folder / name_of(package) / build)]
+    strong = [task for task in tasks if not task.spec.forgeable]
+    kept = folder / name_of(package) / "attacks"
+    kept.mkdir(exist_ok=True)
+
+    def of_task(numbered: tuple[int, Task]) -> dict[str, Any]:
+        number, task = numbered
+        path = kept / f"{task.spec.task_id}.json"
+        if not path.exists():
+            found = {
+                **_learnt_by_heart(task, python),
+                **_attacked(task, python),
+                **_honest(task, python, number < _WITH_VARIANTS),
+            }
+            partial = path.with_suffix(".partial")
+            partial.write_text(json.dumps(found), "utf-8")
+            partial.replace(path)
+            print(f"{package}: {task.spec.task_id}", flush=True)
+        result: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return result
+
+    with ThreadPoolExecutor(_AT_ONCE * len(os.sched_getaffinity(0))) as threads:
+        found = list(threads.map(of_task, enumerate(strong)))
+    empty: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), **{key: [] for key in _LISTS}}
+    return {key: sum((result[key] for result in found), start) for key, start in empty.items()}
 
 
-def _forgeries(task: Task, python: Path) -> tuple[int, bool, list[str]]:
-    """Return how many forgeries were tried, whether the first passed all but the programs, and those that are rewarded."""
+def _attacked(task: Task, python: Path) -> dict[str, Any]:
+    """Try the forger. The first forgery goes through the whole grader, to see whether it passes all visible tests and
+    anti-tests."""
     forgeries = list(forged(task))
     report = graded(task, forgeries[0][1], python)
     past_tests = report.reward == 1.0 or all("held-out program" in reason for reason in report.reasons)
-    return len(forgeries), past_tests, _rewarded(task, forgeries, python)
+    return {
+        "forgeries": len(forgeries),
+        "tasks_past_tests": int(past_tests),
+        "rewarded": _rewarded(task, forgeries, python),
+    }
 
 
-def learnt_by_heart(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
-    """Try answers by heart on every task of one function."""
-
-    def tried(task: Task) -> tuple[int, list[str]]:
-        attempts = list(learnt(task, python, open_sandbox()))
-        return len(attempts), _rewarded(task, attempts, python)
-
-    results = _in_threads(tried, tasks)
-    counts = [count for count, _ in results]
-    rewarded = [name for _, names in results for name in names]
-    return {"tasks": sum(count > 0 for count in counts), "tried": sum(counts), "rewarded": rewarded}
+def _learnt_by_heart(task: Task, python: Path) -> dict[str, Any]:
+    """Try the answers to the visible tests' calls."""
+    attempts = list(learnt(task, python, open_sandbox()))
+    return {
+        "by_heart_tasks": int(bool(attempts)),
+        "by_heart_tried": len(attempts),
+        "by_heart_rewarded": _rewarded(task, attempts, python),
+    }
 
 
 def _rewarded(task: Task, attempts: Iterable[tuple[str, Mapping[str, bytes]]], python: Path) -> list[str]:
@@ -134,22 +158,15 @@ def _rewarded(task: Task, attempts: Iterable[tuple[str, Mapping[str, bytes]]], p
     ]
 
 
-def _in_threads(work: Callable[[Task], _Result], tasks: Sequence[Task]) -> list[_Result]:
-    with ThreadPoolExecutor(_AT_ONCE * len(os.sched_getaffinity(0))) as threads:
-        return list(threads.map(work, tasks))
-
-
-def honest(tasks: Sequence[Task], python: Path) -> dict[str, Any]:
-    """Grade the gold code of every task, and other ways to write that of the first."""
-    refused, alarms, variants = [], [], 0
-    for number, task in enumerate(tasks):
-        written = [("gold", task.gold_files()), *(honest_variants(task) if number < _WITH_VARIANTS else ())]
-        variants += len(written) - 1
-        for name, workspace in written:
-            report = graded(task, workspace, python)
-            refused += [] if report.reward == 1.0 else [f"{task.spec.task_id}: {name}: {'; '.join(report.reasons)}"]
-            alarms += [f"{task.spec.task_id}: {name}: {alarm}" for alarm in report.alarms]
-    return {"gold": len(tasks), "variants": variants, "refused": refused, "alarms": alarms}
+def _honest(task: Task, python: Path, in_other_ways: bool) -> dict[str, Any]:
+    """Grade the gold code, and other ways to write it."""
+    refused, alarms = [], []
+    written = [("gold", task.gold_files()), *(honest_variants(task) if in_other_ways else ())]
+    for name, workspace in written:
+        report = graded(task, workspace, python)
+        refused += [] if report.reward == 1.0 else [f"{task.spec.task_id}: {name}: {'; '.join(report.reasons)}"]
+        alarms += [f"{task.spec.task_id}: {name}: {alarm}" for alarm in report.alarms]
+    return {"honest_gold": 1, "honest_variants": len(written) - 1, "honest_refused": refused, "honest_alarms": alarms}
 
 
 def build_with(checkout: Path, source: str, out: Path, python: Path, now: Clock) -> float:
@@ -203,32 +220,12 @@ def _weaknesses(tasks: Sequence[Task]) -> dict[str, int]:
     return dict(weak.most_common())
 
 
-def judged(package: str, folder: Path, python: Path) -> dict[str, Any]:
-    """Try forgeries and honest work on the tasks that training takes by default."""
-    tasks = [task for build in ("now", "several") for task in load_tasks(folder / name_of(package) / build)]
-    strong = [task for task in tasks if not task.spec.forgeable]
-    by_heart = {f"by_heart_{name}": value for name, value in learnt_by_heart(strong, python).items()}
-    return {**attacked(strong, python), **by_heart, **{f"honest_{name}": value for name, value in honest(strong, python).items()}}
-
-
 def summary(results: Mapping[str, Any]) -> dict[str, Any]:
     found = [result for result in results.values() if "rewarded" in result]
     shares, ratios = ([result[key] for result in found if key in result] for key in ("share", "cpu_ratio"))
-    totals = {
-        key: sum(result[key] for result in found)
-        for key in (
-            "tasks",
-            "strong",
-            "tasks_of_several",
-            "strong_of_several",
-            "forgeries",
-            "tasks_past_tests",
-            "by_heart_tried",
-            "honest_variants",
-        )
-    }
-    kinds = ("rewarded", "by_heart_rewarded", "honest_refused", "honest_alarms")
-    lists = {key: sum(len(result[key]) for result in found) for key in kinds}
+    added = ("tasks", "strong", "tasks_of_several", "strong_of_several", *_COUNTS)
+    totals = {key: sum(result[key] for result in found) for key in added}
+    lists = {key: sum(len(result[key]) for result in found) for key in _LISTS}
     share = statistics.median(shares or [0.0])
     ratio = statistics.median(ratios) if ratios else None
     held = not any(lists.values())

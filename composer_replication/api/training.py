@@ -11,6 +11,7 @@ from composer_replication.api.runs import Run
 from composer_replication.config import RunConfig, config_from, load_config
 from composer_replication.envs.source import EnvSource
 from composer_replication.observe import RunDir, Terminal
+from composer_replication.observe.verdict import refuse_failed, run_verdicts
 from composer_replication.recipes.substrates import check_substrate, train_on
 from composer_replication.trainer.learning.followers import is_follower
 from composer_replication.trainer.learning.launcher import check_launcher
@@ -45,6 +46,7 @@ def train(
     Raises:
         ConfigError: something is wrong with the run, or its directory holds another one.
         MissingExtraError: what the substrate needs is not installed.
+        NothingLearntError: `strict` is true, and an arm learnt nothing or got worse. Weights and report are written.
         ComposerError: whatever a part of the recipe has to say.
     """
     resolved = _resolved(config, overrides, env_given=env is not None)
@@ -59,6 +61,8 @@ def train(
         shown = Terminal() if terminal is None else terminal
         shown.on_event = run_dir.log_event
         wait_for(train_on(resolved, run_dir, shown, env=env, reward=reward, callbacks=callbacks))
+        if resolved.strict:
+            refuse_failed([verdict.arm for verdict in run_verdicts(run_dir) if verdict.failed])
     return Run(run_dir)
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from composer_replication.config import load_config
 from composer_replication.observe.console import Console
+from composer_replication.observe.verdict import refuse_failed
 
 if TYPE_CHECKING:
     from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus
@@ -65,10 +66,13 @@ def run(
                 f"replica {rank}, {row['arm']}: pass@1 {row['pass_at_1']:.3f}, {row['rollouts']} rollouts, {row['tokens']} tokens"
             )
             console.print(said, highlight=False)
+            console.print(f"replica {rank}: {row['verdict']}", highlight=False, markup=False, soft_wrap=True)
     store = open_store(rendezvous_of(config))
     for row in results[0]:
         path = fetch_policy(store, row["arm"], config.out / config.name / "ckpt")
         console.print(f"weights of {row['arm']}: {path}", highlight=False, soft_wrap=True)
+    if config.strict:
+        refuse_failed([f"replica {rank}'s {row['arm']}" for rank, rows in enumerate(results) for row in rows if row["failed"]])
 
 
 @contextlib.contextmanager

@@ -59,6 +59,7 @@ from composer_replication.loss.forward import (
     why_no_tree,
 )
 from composer_replication.loss.metrics import Pull
+from composer_replication.types.channels import switched_off
 from composer_replication.types.errors import ChannelOffError
 
 DpoVariant: TypeAlias = Literal["dpo", "simpo"]
@@ -274,8 +275,8 @@ def _student(read: _Read) -> Forward:
 def _why_off(batch: Mapping[str, Tensor], options: LossConfig) -> dict[str, str]:
     reasons = {
         "rlvr": _first_off(batch),
-        "hint": "loss.hint.weight is 0" if options.hint.weight == 0 else _hint_off(batch),
-        "replay": "loss.replay.weight is 0" if options.replay.weight == 0 else _replay_off(batch, options.replay),
+        "hint": switched_off("hint") if options.hint.weight == 0 else _hint_off(batch),
+        "replay": switched_off("replay") if options.replay.weight == 0 else _replay_off(batch, options.replay),
     }
     return {channel: reason for channel, reason in reasons.items() if reason is not None}
 

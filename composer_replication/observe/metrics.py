@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from composer_replication.types import Group, Unscored
+from composer_replication.types import Group, Reward, Unscored
 
 _MACHINE_DEPENDENT = ("time/", "cost/", "memory/", "mesh/")
 
@@ -54,9 +54,15 @@ def pass_at_1(groups: Iterable[Group]) -> tuple[float, float]:
     A rollout passed when its reward is at least 1. `Unscored` rollouts are left out, and a task without a scored rollout counts
     nowhere. Groups of one task are pooled. NaN for what cannot be estimated, as in `mean_and_se`.
     """
+    rewards = ((group.task_id, t.reward) for group in groups for t in group.trajectories)
+    return mean_and_se(list(pass_rates(rewards).values()))
+
+
+def pass_rates(rewards: Iterable[tuple[str, Reward]]) -> dict[str, float]:
+    """Return the share of the scored rollouts of each task that passed, from task ids and rewards; a task without a scored
+    rollout is left out."""
     passed: defaultdict[str, list[float]] = defaultdict(list)
-    for group in groups:
-        for trajectory in group.trajectories:
-            if not isinstance(trajectory.reward, Unscored):
-                passed[group.task_id].append(float(trajectory.reward >= 1.0))
-    return mean_and_se([math.fsum(outcomes) / len(outcomes) for outcomes in passed.values()])
+    for task_id, reward in rewards:
+        if not isinstance(reward, Unscored):
+            passed[task_id].append(float(reward >= 1.0))
+    return {task_id: math.fsum(outcomes) / len(outcomes) for task_id, outcomes in passed.items()}

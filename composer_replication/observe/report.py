@@ -27,6 +27,7 @@ from composer_replication.observe.curves import families
 from composer_replication.observe.excerpt import excerpt
 from composer_replication.observe.run_dir import RunDir
 from composer_replication.observe.summary import SUMMARY_COLUMNS, Summary, SummaryRow, load_summary, save_summary
+from composer_replication.observe.verdict import run_verdicts
 
 _SCRIPTS = ("dom.js", "charts.js", "reader.js", "page.js")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -61,6 +62,7 @@ def rebuild_report(run: RunDir) -> Path:
         "facts": _facts(run, arms),
         "results": _results(summary.rows),
         "notes": "".join(f"<li>{_text(note)}</li>" for note in summary.notes),
+        "verdicts": _verdicts(run),
         "alarms": _alarms(run),
         "channels": _channels_off(run),
         "style": style,
@@ -146,6 +148,12 @@ def _interval(row: SummaryRow) -> str:
         '<path class="scale" d="M6 8H134M6 4V12M70 5V11M134 4V12"/>'
         f'<path class="range" d="M{low:.1f} 8H{high:.1f}"/><circle cx="{middle:.1f}" cy="8" r="4"/></svg>'
     )
+
+
+def _verdicts(run: RunDir) -> str:
+    """List what each arm has learnt so far."""
+    items = "".join(f"<li>{_text(verdict.sentence())}</li>" for verdict in run_verdicts(run))
+    return items or "<li>No arm has taken a step yet.</li>"
 
 
 def _alarms(run: RunDir) -> str:

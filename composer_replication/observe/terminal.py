@@ -30,8 +30,7 @@ from rich.text import Text
 
 from composer_replication.observe.console import Console
 from composer_replication.observe.metrics import usd
-
-CHANNELS = ("rlvr", "hint", "replay")
+from composer_replication.types.channels import CHANNELS
 
 _COUNTED = {"hint": ("hint/turns", "turn"), "replay": ("replay/pairs", "pair")}
 _ZERO = 1e-6

@@ -14,7 +14,15 @@ from composer_replication.types.errors import ConfigError
 
 _MAY_CHANGE = frozenset(
     {
-        *("checkpoint_every", "out", "rollout.env_workers", "rollout.stall_s", "sandbox.kind", "loss.replay.max_total_usd"),
+        *(
+            "checkpoint_every",
+            "out",
+            "strict",
+            "rollout.env_workers",
+            "rollout.stall_s",
+            "sandbox.kind",
+            "loss.replay.max_total_usd",
+        ),
         *("rollout.max_requests", "rollout.timeout_s", "rollout.cohorts", "rollout.max_rollouts"),
         *("rollout.server_python", "rollout.server_gpus", "rollout.server_options"),
         *("diloco.quorum", "diloco.deadline_s", "diloco.timeout_s"),

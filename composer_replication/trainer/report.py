@@ -19,6 +19,7 @@ from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.alarms import run_alarms
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
+from composer_replication.observe.verdict import run_verdicts
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.checkpoints.card import FORGEABLE
 from composer_replication.trainer.journal import evaluated
@@ -118,13 +119,15 @@ def print_result(
     weights: Mapping[str, Path | None],
     start_label: str = "start",
 ) -> None:
-    """Print the final table, the weight paths and the report path."""
+    """Print the final table, the paths of weights and report, and what was learnt."""
     cells = [row.cells() for row in _with_start(run_dir, rows, start_label)]
     terminal.table("pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), cells)
     for arm, path in weights.items():
         terminal.note(f"weights of {arm}: {path}")
     for alarms in run_alarms(run_dir):
         terminal.note(alarms.sentence())
+    for verdict in run_verdicts(run_dir):
+        terminal.note(verdict.sentence())
     terminal.note(f"report: {run_dir.report_path}")
 
 

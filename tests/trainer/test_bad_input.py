@@ -367,3 +367,17 @@ def test_an_interpreter_without_pytest(run_file: Path, tmp_path: Path) -> None:
     python = tmp_path / "bare" / "bin" / "python"
     output = refused("train", str(run_file), "--dry-run", "--tasks.python", str(python), cwd=tmp_path, code=3)
     assert f"{python} -m pip install pytest" in output
+
+
+def test_a_run_that_learnt_nothing_says_so_and_fails_where_that_is_asked_for(run_file: Path) -> None:
+    """One turn is enough for no task: every reward is 0."""
+    idle = ["--steps", "1", "--rollout.max_turns", "1", "--loss.hint.weight", "0", "--loss.replay.weight", "0"]
+    output = refused("train", str(run_file), *idle, "--strict", "true", cwd=run_file.parent, code=8)
+    said = "VERDICT on main: nothing was learnt: there was nothing to train on at any step (1 in all), because "
+    assert said in output
+    assert "no rollout was rewarded" in output
+    run = RunDir(run_file.parent / "runs" / "run")
+    assert said in run.report_path.read_text()
+    assert list(run.ckpt_path.rglob("*.safetensors"))
+    again = accepted("train", str(run_file), *idle, "--resume", cwd=run_file.parent)  # strict may change, and is off by default
+    assert said in again

@@ -15,6 +15,7 @@ from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
 from composer_replication.observe import Phase, Terminal
 from composer_replication.observe.summary import SummaryRow
+from composer_replication.observe.verdict import run_verdicts
 from composer_replication.recipes.diloco.outer import DiLoCoCallback
 from composer_replication.recipes.diloco.result import put_policy
 from composer_replication.trainer.arm import ArmTrainer
@@ -43,7 +44,14 @@ def train_replica(run: str) -> list[dict[str, Any]]:
     one = partial(_train_arm, store=open_store(me.rendezvous_uri), rank=me.rank, world_size=me.world_size)
     with open_run(config, resume=True) as run_dir:
         rows = asyncio.run(train(config, run_dir, Terminal(on_event=run_dir.log_event), one=one))
-    return [{"arm": row.arm, "pass_at_1": row.pass_at_1, "rollouts": row.rollouts, "tokens": row.tokens} for row in rows]
+        verdicts = {verdict.arm: verdict for verdict in run_verdicts(run_dir)}
+    return [
+        {
+            **{"arm": row.arm, "pass_at_1": row.pass_at_1, "rollouts": row.rollouts, "tokens": row.tokens},
+            **{"verdict": verdicts[row.arm].sentence(), "failed": verdicts[row.arm].failed},
+        }
+        for row in rows
+    ]
 
 
 async def _train_arm(

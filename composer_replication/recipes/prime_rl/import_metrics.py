@@ -22,6 +22,7 @@ from composer_replication.recipes.prime_rl.traces import task_id_of, trajectory_
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter
 from composer_replication.trainer.preflight import NO_SOURCE
 from composer_replication.types import Trajectory
+from composer_replication.types.channels import switched_off
 from composer_replication.types.errors import BackendError
 
 _NAMES = {
@@ -168,10 +169,10 @@ class PrimeRLMetrics:
             dropped = f"{metrics.get('hint/dropped', 0.0):g} error turns without a hint"
             if unread := metrics.get("hint/unread"):
                 dropped += f", {unread:g} branches that cannot be read"
-            off["hint"] = "its weight is 0" if loss.hint.weight == 0 else f"no hints in this step ({dropped})"
+            off["hint"] = switched_off("hint") if loss.hint.weight == 0 else f"no hints in this step ({dropped})"
         if not metrics.get("replay/pairs"):
             why = "no pairs in this step" if loss.replay.pairs is not None else f"no pairs: {NO_SOURCE}"
-            off["replay"] = "its weight is 0" if loss.replay.weight == 0 else why
+            off["replay"] = switched_off("replay") if loss.replay.weight == 0 else why
         return off
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from composer_replication.observe import mean_and_se
 from composer_replication.observe.files import read_lines
-from composer_replication.observe.terminal import CHANNELS
 from composer_replication.recipes.verl.episodes import GroupRecord, read_groups
 from composer_replication.recipes.verl.plan import ArmPlan
 from composer_replication.trainer.journal import ArmJournal, flat, refuse_unscored, rollout_metrics
 from composer_replication.types import Trajectory, Unscored
+from composer_replication.types.channels import CHANNELS, switched_off
 from composer_replication.types.errors import BackendError
 
 _RENAMED = {
@@ -102,10 +102,10 @@ class VerlMetrics:
         dropped = Counter(str(hint.dropped) for record in records for hint in record.hints if hint.dropped is not None)
         reasons = {
             "rlvr": "no trajectory has a verdict",
-            "hint": "its weight is 0"
+            "hint": switched_off("hint")
             if loss.hint.weight == 0
             else f"no hints in this step ({', '.join(f'{n} {why}' for why, n in dropped.items()) or 'no error turns'})",
-            "replay": "its weight is 0" if loss.replay.weight == 0 else "no pairs",
+            "replay": switched_off("replay") if loss.replay.weight == 0 else "no pairs",
         }
         off = {channel: reasons[channel] for channel in CHANNELS if f"{channel}/loss" not in metrics}
         verdicts = [[t.reward for t in r.group.trajectories if not isinstance(t.reward, Unscored)] for r in records]

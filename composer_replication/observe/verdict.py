@@ -1,0 +1,236 @@
+"""The verdict on each arm of a run: what its policy learnt, with an interval, or why it learnt nothing and what to try.
+
+It is read from the files of the run, so that it is the same for every substrate and at any time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from composer_replication.observe.metrics import mean_and_se, pass_rates
+from composer_replication.observe.run_dir import MetricsLine, RunDir
+from composer_replication.types.channels import CHANNELS, switched_off
+from composer_replication.types.errors import NothingLearntError
+
+FEWEST_TASKS = 6
+"""Held-out tasks below which no difference is called one: the most extreme signs of five differences come up by chance in 1 of 16
+cases, more often than the 1 in 20 of a 95 % interval."""
+_MOST = 0.5
+"""A way to end that more than this share of the rollouts took is named as the cause."""
+
+
+class Learnt(StrEnum):
+    """What became of a policy."""
+
+    BETTER = "better"
+    """pass@1 on held-out tasks rose, and the interval of its change excludes 0."""
+    WORSE = "worse"
+    """pass@1 fell, and the interval of its change excludes 0."""
+    UNCLEAR = "unclear"
+    """The interval of the change includes 0."""
+    UNMEASURED = "unmeasured"
+    """There are not two evaluations on held-out tasks."""
+    NOTHING = "nothing"
+    """No channel had anything to train on at any step: the weights are those of the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one arm learnt."""
+
+    arm: str
+    learnt: Learnt
+    finding: str
+    """One sentence: what was measured, or why nothing was learnt."""
+    fix: str = ""
+    """What to try; empty where nothing needs to be."""
+    idle: Mapping[str, str] = field(default_factory=dict)
+    """By channel that the run turned on and that trained at no step: the most frequent reason."""
+
+    @property
+    def failed(self) -> bool:
+        """True when `strict = true` refuses the arm: it learnt nothing, got worse, or has a channel that never trained."""
+        return self.learnt in (Learnt.NOTHING, Learnt.WORSE) or bool(self.idle)
+
+    def sentence(self) -> str:
+        """Return one paragraph for the terminal and the report."""
+        parts = [f"VERDICT on {self.arm}: {self.finding}."]
+        if self.learnt is not Learnt.NOTHING:
+            parts += [f"The {channel} channel is on and never trained: {reason}." for channel, reason in self.idle.items()]
+        return " ".join([*parts, *([f"Try: {self.fix}."] if self.fix else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The change of pass@1 from the first evaluation of an arm to the last."""
+
+    tasks: int
+    """Held-out tasks with a verdict in both."""
+    before: float
+    after: float
+    half_width: float
+    """Half the width of the 95 % interval of `after - before`; NaN for one task."""
+
+    @property
+    def learnt(self) -> Learnt:
+        """BETTER, WORSE or UNCLEAR."""
+        change = self.after - self.before
+        if self.tasks < FEWEST_TASKS or not abs(change) > self.half_width:
+            return Learnt.UNCLEAR
+        return Learnt.BETTER if change > 0 else Learnt.WORSE
+
+
+def run_verdicts(run: RunDir) -> list[Verdict]:
+    """Return the verdict on every arm that has taken a step. Raises StorageError when a file of the run is damaged."""
+    lines = [line for line in run.read_metrics() if line.step > 0]
+    off = {(e["arm"], e["step"]): e["off"] for e in run.read_events() if e["kind"] == "step"}  # a resumed run repeats steps
+    return [
+        _verdict(
+            run,
+            arm,
+            [line for line in lines if line.arm == arm],
+            [why for (of, _), why in sorted(off.items()) if of == arm],
+        )
+        for arm in dict.fromkeys(line.arm for line in lines)
+    ]
+
+
+def refuse_failed(failed: Sequence[str]) -> None:
+    """Raise NothingLearntError where an arm has a verdict that `strict = true` refuses (`Verdict.failed`)."""
+    if failed:
+        raise NothingLearntError(
+            f"strict = true, and the verdict on {', '.join(failed)} is that too little was learnt",
+            fix="do what the verdict says; weights and report are as they would be without strict",
+        )
+
+
+def change_of(run: RunDir, arm: str) -> Change | None:
+    """Return how pass@1 of an arm changed; None when its evaluations have no task in common.
+
+    The difference is paired: the standard error is that of the tasks' differences, with Student's t for so many tasks.
+    """
+    steps = run.evaluations(arm)
+    if len(steps) < 2:
+        return None
+    first, last = (pass_rates((t.task_id, t.reward) for t in run.read_evaluation(arm, step)) for step in (steps[0], steps[-1]))
+    tasks = sorted(first.keys() & last.keys())
+    if not tasks:
+        return None
+    before, after = (math.fsum(rates[task] for task in tasks) / len(tasks) for rates in (first, last))
+    _, se = mean_and_se([last[task] - first[task] for task in tasks])
+    return Change(len(tasks), before, after, math.nan if len(tasks) < 2 else t_975(len(tasks) - 1) * se)
+
+
+def t_975(freedom: int) -> float:
+    """Return the 97.5th percentile of Student's t: exact for 1 and 2 degrees of freedom, within 0.04 for 3 and 4, and within
+    0.001 above (Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5)."""
+    if freedom == 1:
+        return math.tan(math.pi * 0.475)
+    if freedom == 2:
+        return 0.95 * math.sqrt(2 / (4 * 0.975 * 0.025))
+    z = 1.959963984540054
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
+
+
+def _verdict(run: RunDir, arm: str, lines: Sequence[MetricsLine], off: Sequence[Mapping[str, str]]) -> Verdict:
+    idle = _idle(off)
+    if off and all(all(channel in why for channel in CHANNELS) for why in off):
+        causes = list(_causes(lines))
+        reasons = "; ".join([cause for cause, _ in causes] or [f"{channel}: {why}" for channel, why in idle.items()])
+        finding = f"nothing was learnt: there was nothing to train on at any step ({len(off)} in all), because {reasons}"
+        return Verdict(
+            arm=arm, learnt=Learnt.NOTHING, finding=finding, fix="; ".join(fix for _, fix in causes) or _RENEW, idle=idle
+        )
+    change = change_of(run, arm)
+    if change is None:
+        return Verdict(
+            arm=arm,
+            learnt=Learnt.UNMEASURED,
+            finding="what was learnt is not known: there are no two evaluations on held-out tasks",
+            fix="set tasks.held_out to tasks of another repository, or tasks.held_out_share",
+            idle=idle,
+        )
+    return _measured(arm, change, idle)
+
+
+def _measured(arm: str, change: Change, idle: Mapping[str, str]) -> Verdict:
+    moved = f"pass@1 on {change.tasks} held-out tasks went from {change.before:.3f} to {change.after:.3f}"
+    difference, half = change.after - change.before, change.half_width
+    if math.isfinite(half):
+        moved += f" ({difference:+.3f}, 95 % interval {difference - half:+.3f} to {difference + half:+.3f})"
+    findings = {
+        Learnt.BETTER: f"the policy learnt: {moved}",
+        Learnt.WORSE: f"the policy got worse: {moved}",
+        Learnt.UNCLEAR: f"no change can be told from chance: {moved}",
+    }
+    fixes = {
+        Learnt.BETTER: "",
+        Learnt.WORSE: "a lower optimizer.learning_rate, or arms that leave channels out one by one; an earlier checkpoint may be "
+        "better than the last",
+        Learnt.UNCLEAR: "more steps"
+        + (f"; at least {FEWEST_TASKS} held-out tasks, fewer show nothing" if change.tasks < FEWEST_TASKS else "")
+        + ("; more held-out tasks or a higher eval.samples, which narrow the interval" if change.tasks >= FEWEST_TASKS else ""),
+    }
+    return Verdict(arm=arm, learnt=change.learnt, finding=findings[change.learnt], fix=fixes[change.learnt], idle=idle)
+
+
+def _idle(off: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the channels that trained at no step though their weight is above 0, each with its most frequent reason."""
+    found = {}
+    for channel in CHANNELS:
+        reasons = Counter(why[channel] for why in off if channel in why)
+        if off and reasons.total() == len(off) and switched_off(channel) not in reasons:
+            found[channel] = reasons.most_common(1)[0][0]
+    return found
+
+
+_RENEW = "composer train RUN.toml --dry-run, which makes two rollouts and an update"
+_ENDINGS = {
+    "no_tool_call": (
+        "ended with a turn that calls no tool",
+        "a model that was trained to call tools with its chat template, or a fine-tuning on transcripts first; `composer hints "
+        "explain` shows what the turns look like",
+    ),
+    "turn_tokens": ("were cut off inside a turn", "a higher rollout.turn_tokens"),
+    "trajectory_tokens": ("used up their tokens", "a higher rollout.trajectory_tokens"),
+    "context_tokens": ("filled the context", "a higher rollout.context_tokens"),
+    "max_turns": ("used up their turns", "a higher rollout.max_turns"),
+}
+
+
+def _causes(lines: Sequence[MetricsLine]) -> Iterator[tuple[str, str]]:
+    """Yield why no channel had anything to train on and what to try, from the metrics of the steps."""
+
+    def mean(name: str) -> float:
+        return mean_and_se([line.values[name] for line in lines if name in line.values])[0]
+
+    if lines[-1].values.get("rollout/tokens_total") == 0:
+        yield (
+            "no token was ever sampled: the prompts leave no room for a turn",
+            "a higher rollout.context_tokens; --dry-run prints how long the prompts are",
+        )
+        return
+    for ending, (what, fix) in _ENDINGS.items():
+        if (share := mean(f"stop/{ending}")) > _MOST:
+            yield f"{share:.0%} of the rollouts {what}", fix
+    reward = mean("reward/mean")
+    if not mean("rlvr/frac_zero_std") < 1.0 and math.isfinite(reward):
+        if reward <= 0:
+            yield (
+                "no rollout was rewarded",
+                "easier tasks (`composer tasks list`), a stronger model, or a larger rollout.group_size",
+            )
+        elif reward >= 1:
+            yield "every rollout was rewarded before anything was learnt", "harder tasks"
+        else:
+            yield "siblings always got the same reward", "a larger rollout.group_size or a higher rollout.temperature"
