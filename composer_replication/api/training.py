@@ -13,10 +13,12 @@ from composer_replication.envs.source import EnvSource
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.verdict import refuse_failed, run_verdicts
 from composer_replication.recipes.substrates import check_substrate, train_on
+from composer_replication.trainer.imitation.stage import sft_config, started_from_sft, train_imitation, write_whole
 from composer_replication.trainer.learning.followers import is_follower
 from composer_replication.trainer.learning.launcher import check_launcher
 from composer_replication.trainer.open_run import open_run
 from composer_replication.trainer.report import follow
+from composer_replication.trainer.report import train as train_arms
 from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.train import StepCallback
 from composer_replication.trainer.waiting import wait_for
@@ -54,16 +56,56 @@ def train(
         raise ConfigError("diloco.enabled = true: this run is one of replicas", fix="start it by `composer diloco run`")
     check_substrate(resolved)
     check_launcher(resolved)
+    resolved = started_from_sft(resolved)
     if is_follower():
         follow(resolved)
         return Run(RunDir(resolved.out / resolved.name))
     with open_run(resolved, resume=resume) as run_dir:
-        shown = Terminal() if terminal is None else terminal
-        shown.on_event = run_dir.log_event
+        shown = _shown(terminal, run_dir)
         wait_for(train_on(resolved, run_dir, shown, env=env, reward=reward, callbacks=callbacks))
-        if resolved.strict:
-            refuse_failed([verdict.arm for verdict in run_verdicts(run_dir) if verdict.failed])
+        _judge(resolved, run_dir)
     return Run(run_dir)
+
+
+def sft(
+    config: str | os.PathLike[str] | Mapping[str, Any] | RunConfig,
+    *,
+    env: EnvSource | None = None,
+    resume: bool = False,
+    overrides: Sequence[str] = (),
+    terminal: Terminal | None = None,
+) -> Run:
+    """Fine-tune the policy of a run on demonstrations, as its section `[sft]` says, and return that run, `OUT/NAME/sft`.
+
+    `train` with the same configuration then starts from it. Arguments are those of `train`.
+
+    Raises:
+        ConfigError: `sft.enabled` is false, or something is wrong with the run or with its demonstrations.
+        ComposerError: as `train`.
+    """
+    resolved = sft_config(_resolved(config, overrides, env_given=env is not None))
+    check_launcher(resolved)
+    if is_follower():
+        follow(resolved)
+        return Run(RunDir(resolved.out / resolved.name))
+    with open_run(resolved, resume=resume) as run_dir:
+        wait_for(train_arms(resolved, run_dir, _shown(terminal, run_dir), one=train_imitation, env=env))
+        write_whole(resolved)
+        _judge(resolved, run_dir)
+    return Run(run_dir)
+
+
+def _shown(terminal: Terminal | None, run_dir: RunDir) -> Terminal:
+    """Return the terminal, which writes to the run's events."""
+    shown = Terminal() if terminal is None else terminal
+    shown.on_event = run_dir.log_event
+    return shown
+
+
+def _judge(config: RunConfig, run_dir: RunDir) -> None:
+    """Raise NothingLearntError where the run is strict and an arm has failed."""
+    if config.strict:
+        refuse_failed([verdict.arm for verdict in run_verdicts(run_dir) if verdict.failed])
 
 
 def _resolved(

@@ -29,6 +29,7 @@ from composer_replication.cli.replay_cmd import replay
 from composer_replication.cli.report_cmd import report
 from composer_replication.cli.rollout_cmd import rollout
 from composer_replication.cli.serve_cmd import app as serve_app
+from composer_replication.cli.sft_cmd import sft
 from composer_replication.cli.tasks_cmd import app as tasks_app
 from composer_replication.cli.traces_cmd import app as traces_app
 from composer_replication.cli.train_cmd import train
@@ -85,6 +86,7 @@ app.command()(replay)
 app.add_typer(serve_app, name="serve")
 app.add_typer(pairs_app, name="pairs")
 app.add_typer(traces_app, name="traces")
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(sft)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
 app.add_typer(diloco_app, name="diloco")
 app.add_typer(prm_app, name="prm")
@@ -123,7 +125,10 @@ def _status(console: Console, out: object, err: object) -> int:
     except SystemExit as ended:  # typer turns Ctrl-C into this, `diloco run` SIGTERM, rich a pipe that nobody reads
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if status in INTERRUPTED:
-            _print(console, "interrupted; what was done is kept, and the same command (`train` with --resume) goes on from there")
+            _print(
+                console,
+                "interrupted; what was done is kept, and the same command (`sft` and `train` with --resume) goes on from there",
+            )
         return (_lost(err) and _reported(ended)) or status
     except OSError as error:
         if _lost(out) is None and _lost(err) is None:

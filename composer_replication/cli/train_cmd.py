@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from composer_replication.cli.support.dry_run import check, plan_along
-from composer_replication.config import RunConfig, field_lines, load_config
+from composer_replication.cli.support.overrides import refuse_misspelt
+from composer_replication.config import field_lines, load_config
 from composer_replication.observe.console import echo
 from composer_replication.types.errors import ConfigError
 
@@ -45,7 +44,7 @@ def train(
 
     Paths are relative to the run file's folder, those on the command line too.
     """
-    _refuse_misspelt(context, [str(run), *context.args])
+    refuse_misspelt(context, [str(run), *context.args])
     config = load_config(run, context.args)
     if config.diloco.enabled:
         raise ConfigError("diloco.enabled = true: this run is one of replicas", fix=f"composer diloco run {run}")
@@ -67,13 +66,3 @@ def train(
     else:
         train_run(config, resume=resume)
     leave_process_group()
-
-
-def _refuse_misspelt(context: typer.Context, words: Sequence[str]) -> None:
-    """Reject a word that nearly matches one of the command's own options: it is not an override. Raises ConfigError."""
-    own = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
-    for word in words:
-        name = word.partition("=")[0]
-        close = difflib.get_close_matches(name, own, n=1)
-        if close and name.startswith("--") and name[2:].replace("-", "_") not in RunConfig.model_fields:
-            raise ConfigError(f"there is no option {name}", fix=f"did you mean {close[0]}?")

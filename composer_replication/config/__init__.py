@@ -28,6 +28,7 @@ from composer_replication.config.run import (
     TeacherConfig,
 )
 from composer_replication.config.section import is_name
+from composer_replication.config.sft import SftConfig
 from composer_replication.config.substrate import SubstrateConfig, SubstrateType
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "SandboxConfig",
+    "SftConfig",
     "SubstrateConfig",
     "SubstrateType",
     "TasksConfig",

@@ -17,7 +17,20 @@ from composer_replication.config.run import RunConfig, TeacherConfig, TeachersFi
 from composer_replication.config.section import Section
 from composer_replication.types.errors import ConfigError
 
-_SHARED = ("name", "out", "threads", "model", "tasks", "env", "substrate", "sandbox", "diloco", "arms", "rollout.env_workers")
+_SHARED = (
+    "name",
+    "out",
+    "threads",
+    "model",
+    "sft",
+    "tasks",
+    "env",
+    "substrate",
+    "sandbox",
+    "diloco",
+    "arms",
+    "rollout.env_workers",
+)
 """Keys that all arms of a run share."""
 _FILES = {
     "loss.replay.pairs": "make pairs with `composer pairs extract STATES ANSWERS --out FILE`",
@@ -25,6 +38,7 @@ _FILES = {
     "rollout.server_python": "name the interpreter of an environment that has vLLM",
 }
 """Fields that name a file to be read, each with the fix for one that is missing."""
+_TRACES = "name a file that `composer rollout --out` or `composer traces import --out` wrote"
 _FOLDERS = {"reward.prm.path": "name the folder `model` that `composer prm train` wrote"}
 """Fields that name a folder to be read, likewise."""
 _PATHS = _FILES | _FOLDERS
@@ -215,6 +229,7 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
         for k, v in config.env.options.items()
     }
     env = config.env.model_copy(update={"options": options, "path": (base / (config.env.path or ".")).resolve()})
+    traces = tuple(_there("sft.traces", path, where, base) for path in config.sft.traces)
     arms = {
         arm: {k: str(_there(k, str(v), f"{where}: arms.{arm}", base)) if k in _PATHS else v for k, v in keys.items()}
         for arm, keys in config.arms.items()
@@ -223,6 +238,7 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
         "tasks": tasks,
         "env": env if config.env.use or config.reward.function else config.env,
         "model": model,
+        "sft": config.sft.model_copy(update={"traces": traces}),
         "rollout": rollout,
         "arms": arms,
         "out": (base / config.out).resolve(),
@@ -246,7 +262,7 @@ def _there(key: str, path: Path | str, where: str, base: Path) -> Path:
     found = Path(os.path.abspath(base / path))  # resolved, an interpreter would leave its venv
     if not (found.is_dir() if key in _FOLDERS else found.is_file()):
         kind = "folder" if key in _FOLDERS else "file"
-        raise ConfigError(f"{where}: {key}: no such {kind}: {found}", fix=_PATHS[key])
+        raise ConfigError(f"{where}: {key}: no such {kind}: {found}", fix=_PATHS.get(key, _TRACES))
     return found
 
 

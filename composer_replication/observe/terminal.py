@@ -158,7 +158,8 @@ class Terminal:
             if (passed := metrics.get("eval/pass_at_1")) is not None:
                 se = metrics.get("eval/pass_at_1_se", math.nan)
                 parts.append(f"pass@1 {passed:.3f}" + (f" ± {se:.3f}" if math.isfinite(se) else ""))
-            parts.append(channel_line(metrics, off))
+            imitates = "lm_ce/loss" in metrics
+            parts.append(f"cross-entropy {_number(metrics['lm_ce/loss'])}" if imitates else channel_line(metrics, off))
             if spent := metrics.get("cost/usd"):
                 parts.append(f"${usd(spent)}")
             message = "  ".join(parts)

@@ -65,7 +65,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PassRateChange:
     """The change of pass@1 from the first evaluation of an arm to the last."""
 
     tasks: int
@@ -108,7 +108,7 @@ def refuse_failed(failed: Sequence[str]) -> None:
         )
 
 
-def change_of(run: RunDir, arm: str) -> Change | None:
+def change_of(run: RunDir, arm: str) -> PassRateChange | None:
     """Return how pass@1 of an arm changed; None when its evaluations have no task in common.
 
     The difference is paired: the standard error is that of the tasks' differences, with Student's t for so many tasks.
@@ -122,7 +122,7 @@ def change_of(run: RunDir, arm: str) -> Change | None:
         return None
     before, after = (math.fsum(rates[task] for task in tasks) / len(tasks) for rates in (first, last))
     _, se = mean_and_se([last[task] - first[task] for task in tasks])
-    return Change(len(tasks), before, after, math.nan if len(tasks) < 2 else t_975(len(tasks) - 1) * se)
+    return PassRateChange(len(tasks), before, after, math.nan if len(tasks) < 2 else t_975(len(tasks) - 1) * se)
 
 
 def t_975(freedom: int) -> float:
@@ -139,7 +139,7 @@ def t_975(freedom: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
+    return z + math.fsum(term / math.pow(freedom, power) for power, term in enumerate(terms, start=1))
 
 
 def _verdict(run: RunDir, arm: str, lines: Sequence[MetricsLine], off: Sequence[Mapping[str, str]]) -> Verdict:
@@ -163,7 +163,7 @@ def _verdict(run: RunDir, arm: str, lines: Sequence[MetricsLine], off: Sequence[
     return _measured(arm, change, idle)
 
 
-def _measured(arm: str, change: Change, idle: Mapping[str, str]) -> Verdict:
+def _measured(arm: str, change: PassRateChange, idle: Mapping[str, str]) -> Verdict:
     moved = f"pass@1 on {change.tasks} held-out tasks went from {change.before:.3f} to {change.after:.3f}"
     difference, half = change.after - change.before, change.half_width
     if math.isfinite(half):

@@ -13,10 +13,11 @@ from pathlib import Path
 from composer_replication.observe import files
 from composer_replication.tokens import ChatRenderer, assistant_message
 from composer_replication.traces.recorder import INCOMPLETE
+from composer_replication.traces.segments import reply_between
 from composer_replication.traces.store import trace_from_json
-from composer_replication.types import Message, Trajectory, from_json
+from composer_replication.types import Trajectory, from_json
 from composer_replication.types.errors import ConfigError
-from composer_replication.types.transcript import Trace, TraceTurn, Transcript
+from composer_replication.types.transcript import Trace, Transcript
 
 IGNORED = -100.0
 """Label of a position that is not a judged step."""
@@ -116,7 +117,7 @@ def _of_trace(trace: Trace, renderer: ChatRenderer, labels: Mapping[int, float])
     steps: list[JudgedTurn] = []
     judged = step_turns(trace)
     for index, turn in enumerate(trace.turns):
-        reply = _reply(trace.turns[index - 1], turn) if index else None
+        reply = reply_between(trace.turns[index - 1], turn) if index else None
         if reply is None:
             yield from _example(trace, ids, steps)
             ids, steps = list(renderer.prompt_ids(turn.context, trace.tools)), []
@@ -126,13 +127,6 @@ def _of_trace(trace: Trace, renderer: ChatRenderer, labels: Mapping[int, float])
         if index in judged:
             steps.append(JudgedTurn(turn=index, end=len(ids) - 1, label=labels.get(index)))
     yield from _example(trace, ids, steps)
-
-
-def _reply(before: TraceTurn, after: TraceTurn) -> Sequence[Message] | None:
-    """Return what came between two turns, None where the context does not continue the one before and the turn's own message."""
-    seen = len(before.context)
-    goes_on = after.context[:seen] == before.context and len(after.context) > seen + 1
-    return after.context[seen + 1 :] if goes_on and after.context[seen]["role"] == "assistant" else None
 
 
 def _example(transcript: Trajectory | Trace, ids: Sequence[int], steps: Sequence[JudgedTurn]) -> list[Example]:

@@ -12,11 +12,11 @@ from composer_replication.config import RunConfig
 from composer_replication.envs.source import AnyTask
 from composer_replication.policy_gradient import has_signal
 from composer_replication.rollouts.collect import Progress, collect_groups
-from composer_replication.rollouts.protocol import Budgets, Env
+from composer_replication.rollouts.protocol import Budgets, Engine, Env
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.engines.open_engine import PolicyEngine
-from composer_replication.trainer.journal import ArmJournal, flat, refuse_unscored
+from composer_replication.trainer.journal import ArmJournal, flat, refuse_unscored, rollout_metrics
 from composer_replication.trainer.rewards import group_verdicts
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.sampling.curriculum import Curriculum
@@ -26,7 +26,7 @@ from composer_replication.trainer.step_rewards import mean_scores
 from composer_replication.types import Group, Trajectory
 from composer_replication.types.errors import CheckpointError, SandboxError
 
-EVAL_STEP, TRACE_STEP = -1, -2
+EVAL_STEP, TRACE_STEP, DEMONSTRATION_STEP = -1, -2, -3
 """Step names of rollouts outside training, so that their draws are their own."""
 
 
@@ -67,9 +67,9 @@ class RolloutCollector:
         """Most positions the policy can attend to."""
         return self.engine.context_window
 
-    def metrics(self) -> dict[str, float]:
-        """Return the curriculum's metrics; empty without one."""
-        return {} if self.curriculum is None else self.curriculum.metrics()
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Return the metrics of a step's rollouts and of the curriculum."""
+        return {**rollout_metrics(groups), **({} if self.curriculum is None else self.curriculum.metrics())}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the choice of the next tasks depends on, plain JSON."""
@@ -193,7 +193,25 @@ class RolloutCollector:
         groups = await self._roll_out(self.context.held_out, samples, step=EVAL_STEP, version=version, phase="eval")
         return self.journal.record_evaluation(version, groups)
 
-    async def _roll_out(self, tasks: Sequence[AnyTask], siblings: int, *, step: int, version: int, phase: str) -> list[Group]:
+    async def demonstrate(
+        self, tasks: Sequence[AnyTask], siblings: int, engine: Engine | None, what: str, budgets: Budgets
+    ) -> list[Group]:
+        """Return rollouts to imitate: the starting policy's, or those of another engine, which are not counted as its own."""
+        return await self._roll_out(
+            tasks, siblings, step=DEMONSTRATION_STEP, version=0, phase=what, engine=engine, budgets=budgets
+        )
+
+    async def _roll_out(
+        self,
+        tasks: Sequence[AnyTask],
+        siblings: int,
+        *,
+        step: int,
+        version: int,
+        phase: str,
+        engine: Engine | None = None,
+        budgets: Budgets | None = None,
+    ) -> list[Group]:
         rollout = self.config.rollout
         with self.context.terminal.phase(f"{self.arm}: {phase}", len(tasks) * siblings) as shown:
 
@@ -203,9 +221,9 @@ class RolloutCollector:
             groups = await collect_groups(
                 tasks,
                 make_env=partial(self._make_env, training=step > 0),
-                engine=self.engine,
+                engine=engine or self.engine,
                 renderer=self.renderer,
-                budgets=Budgets.of(rollout),
+                budgets=budgets or Budgets.of(rollout),
                 group_size=siblings,
                 seed=self.config.seed,
                 step=step,
@@ -222,7 +240,8 @@ class RolloutCollector:
                 reward=self.context.reward,
             )
         refuse_unscored(groups, f"{self.arm}: {phase}")
-        self.journal.meter.count(flat(groups))
+        if engine is None:
+            self.journal.meter.count(flat(groups))
         return groups
 
     def _make_env(self, task: AnyTask, *, training: bool) -> Env:

@@ -108,7 +108,9 @@ def follow(config: RunConfig) -> None:
 def write_arms_report(config: RunConfig, run_dir: RunDir, rows: Sequence[SummaryRow], start_label: str = "start") -> None:
     """Write the report of the arms that are done."""
     warnings = [*([FORGEABLE] if config.tasks.forgeable else []), *(alarms.sentence() for alarms in run_alarms(run_dir))]
-    notes = [*warnings, PRIVILEGED, _SHARED_GRADES, *([_SHARED_ANSWERS] if config.teachers else [])]
+    losses = [resolve_arm(config, arm).loss for arm in config.arms]
+    privileged = [PRIVILEGED] if any(loss.hint.weight or loss.replay.weight for loss in losses) else []
+    notes = [*warnings, *privileged, _SHARED_GRADES, *([_SHARED_ANSWERS] if config.teachers else [])]
     write_report(run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=notes)
 
 

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from composer_replication.observe import Phase
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.trainer.arm import ArmTrainer
-from composer_replication.trainer.journal import flat, rollout_metrics
+from composer_replication.trainer.journal import flat
 from composer_replication.trainer.pairs.replay import pairs_of_step
 
 
@@ -70,7 +70,7 @@ async def train_arm(arm: ArmTrainer, progress: Phase, callbacks: Sequence[StepCa
         arm.engine.reset()  # its caches belong to the old weights
 
         # Record the step, and pass@1 on held-out tasks every so often.
-        metrics = {**rollout_metrics(groups), **collector.metrics(), **step_signals.metrics, **result.metrics}
+        metrics = {**collector.metrics(groups), **step_signals.metrics, **result.metrics}
         metrics |= {"time/rollout_s": rolled - began, "time/update_s": time.monotonic() - rolled}
         for update in updates:
             metrics |= update

@@ -32,7 +32,7 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.checkpoints.restore import refuse_others
 from composer_replication.trainer.collector import RolloutCollector
-from composer_replication.trainer.journal import flat, rollout_metrics
+from composer_replication.trainer.journal import flat
 from composer_replication.trainer.learning.optimizers import make_optimizer
 from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
@@ -163,8 +163,7 @@ class TrlArm:
         """Record a step from what TRL has logged of it."""
         present, config = self.step, self.config
         metrics = {
-            **rollout_metrics(present.groups),
-            **self.collector.metrics(),
+            **self.collector.metrics(present.groups),
             **present.signals.metrics,
             **{ours: float(logs[theirs]) for theirs, ours in _NAMES.items() if logs.get(theirs) is not None},
             **self.trainer.channel_metrics,
