@@ -145,16 +145,20 @@ def _learnt_by_heart(task: Task, python: Path) -> dict[str, Any]:
 
 
 def _rewarded(task: Task, attempts: Iterable[tuple[str, Mapping[str, bytes]]], python: Path) -> list[str]:
-    """Return which attempts are rewarded. What the held-out programs refuse is not, whatever the tests say: only what satisfies
-    them, or ends them early, goes through the whole grader."""
+    """Return which attempts are rewarded. What a held-out program refuses is not, whatever the tests say: only what satisfies all
+    of them, or ends them early, goes through the whole grader. A few are asked first: many attempts hang in each of them."""
     limits = Limits(wall_s=task.spec.test_timeout_s, cpu_s=task.spec.test_timeout_s)
     runner = CodeRunner(sandbox=open_sandbox(), python=python, python_path=task.spec.python_path, limits=limits)
-    programs = task.spec.hidden.programs
+    programs, parts = task.spec.hidden.programs, (slice(0, 2), slice(2, 8), slice(8, None))
+
+    def refused(workspace: Mapping[str, bytes]) -> bool:
+        tree = Tree(base=task.repo, changes=workspace)
+        return any(seen_failing(runner, tree, programs[part]) for part in parts if programs[part])
+
     return [
         f"{task.spec.task_id}: {name}"
         for name, workspace in attempts
-        if not seen_failing(runner, Tree(base=task.repo, changes=workspace), programs)
-        and graded(task, workspace, python).reward == 1.0
+        if not refused(workspace) and graded(task, workspace, python).reward == 1.0
     ]
 
 

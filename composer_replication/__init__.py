@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from composer_replication.api.evaluation import evaluate_run
     from composer_replication.api.rollouts import Evaluation, evaluate, rollout
     from composer_replication.api.runs import Run, load_run
     from composer_replication.api.tasks import build_tasks, grade, load_tasks
@@ -43,6 +44,7 @@ __all__ = [
     "collate",
     "compose_loss",
     "evaluate",
+    "evaluate_run",
     "extract_dpo_pairs",
     "grade",
     "load_run",
@@ -55,6 +57,7 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(("Evaluation", "evaluate", "rollout"), "api.rollouts"),
+    "evaluate_run": "api.evaluation",
     **dict.fromkeys(("Run", "load_run"), "api.runs"),
     **dict.fromkeys(("build_tasks", "grade", "load_tasks"), "api.tasks"),
     **dict.fromkeys(("sft", "train"), "api.training"),

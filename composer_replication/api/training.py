@@ -51,7 +51,7 @@ def train(
         NothingLearntError: `strict` is true, and an arm learnt nothing or got worse. Weights and report are written.
         ComposerError: whatever a part of the recipe has to say.
     """
-    resolved = _resolved(config, overrides, env_given=env is not None)
+    resolved = resolved_config(config, overrides, env_given=env is not None)
     if resolved.diloco.enabled:
         raise ConfigError("diloco.enabled = true: this run is one of replicas", fix="start it by `composer diloco run`")
     check_substrate(resolved)
@@ -83,7 +83,7 @@ def sft(
         ConfigError: `sft.enabled` is false, or something is wrong with the run or with its demonstrations.
         ComposerError: as `train`.
     """
-    resolved = sft_config(_resolved(config, overrides, env_given=env is not None))
+    resolved = sft_config(resolved_config(config, overrides, env_given=env is not None))
     check_launcher(resolved)
     if is_follower():
         follow(resolved)
@@ -108,9 +108,10 @@ def _judge(config: RunConfig, run_dir: RunDir) -> None:
         refuse_failed([verdict.arm for verdict in run_verdicts(run_dir) if verdict.failed])
 
 
-def _resolved(
-    config: str | os.PathLike[str] | Mapping[str, Any] | RunConfig, overrides: Sequence[str], *, env_given: bool
+def resolved_config(
+    config: str | os.PathLike[str] | Mapping[str, Any] | RunConfig, overrides: Sequence[str] = (), *, env_given: bool = False
 ) -> RunConfig:
+    """Return the run that a run file, or what one holds, describes. Raises ConfigError."""
     if isinstance(config, str | os.PathLike):
         return load_config(Path(config), overrides, env_given=env_given)
     if overrides:

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from composer_replication.cli.diloco_cmd import app as diloco_app
 from composer_replication.cli.doctor_cmd import doctor
+from composer_replication.cli.eval_cmd import evaluate
 from composer_replication.cli.exchange_cmd import export_tasks, import_tasks
 from composer_replication.cli.grade_cmd import grade
 from composer_replication.cli.hints_cmd import app as hints_app
@@ -87,6 +88,7 @@ app.add_typer(serve_app, name="serve")
 app.add_typer(pairs_app, name="pairs")
 app.add_typer(traces_app, name="traces")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(sft)
+app.command("eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(evaluate)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
 app.add_typer(diloco_app, name="diloco")
 app.add_typer(prm_app, name="prm")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from composer_replication.observe.metrics import mean_and_se, pass_rates
+from composer_replication.observe.metrics import mean_and_se, pass_rates, t_975
 from composer_replication.observe.run_dir import MetricsLine, RunDir
 from composer_replication.types.channels import CHANNELS, switched_off
 from composer_replication.types.errors import NothingLearntError
@@ -75,6 +75,12 @@ class PassRateChange:
     half_width: float
     """Half the width of the 95 % interval of `after - before`; NaN for one task."""
 
+    def __str__(self) -> str:
+        """Format as `+0.250, 95 % interval +0.100 to +0.400`."""
+        change, half = self.after - self.before, self.half_width
+        # equal changes of all tasks are no proof of more
+        return f"{change:+.3f}" + (f", 95 % interval {change - half:+.3f} to {change + half:+.3f}" if half > 0 else "")
+
     @property
     def learnt(self) -> Learnt:
         """BETTER, WORSE or UNCLEAR."""
@@ -117,29 +123,17 @@ def change_of(run: RunDir, arm: str) -> PassRateChange | None:
     if len(steps) < 2:
         return None
     first, last = (pass_rates((t.task_id, t.reward) for t in run.read_evaluation(arm, step)) for step in (steps[0], steps[-1]))
+    return paired_change(first, last)
+
+
+def paired_change(first: Mapping[str, float], last: Mapping[str, float]) -> PassRateChange | None:
+    """Return the change from one set of pass rates by task to another; None when they have no task in common."""
     tasks = sorted(first.keys() & last.keys())
     if not tasks:
         return None
     before, after = (math.fsum(rates[task] for task in tasks) / len(tasks) for rates in (first, last))
     _, se = mean_and_se([last[task] - first[task] for task in tasks])
     return PassRateChange(len(tasks), before, after, math.nan if len(tasks) < 2 else t_975(len(tasks) - 1) * se)
-
-
-def t_975(freedom: int) -> float:
-    """Return the 97.5th percentile of Student's t: exact for 1 and 2 degrees of freedom, within 0.04 for 3 and 4, and within
-    0.001 above (Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5)."""
-    if freedom == 1:
-        return math.tan(math.pi * 0.475)
-    if freedom == 2:
-        return 0.95 * math.sqrt(2 / (4 * 0.975 * 0.025))
-    z = 1.959963984540054
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + math.fsum(term / math.pow(freedom, power) for power, term in enumerate(terms, start=1))
 
 
 def _verdict(run: RunDir, arm: str, lines: Sequence[MetricsLine], off: Sequence[Mapping[str, str]]) -> Verdict:
@@ -164,10 +158,7 @@ def _verdict(run: RunDir, arm: str, lines: Sequence[MetricsLine], off: Sequence[
 
 
 def _measured(arm: str, change: PassRateChange, idle: Mapping[str, str]) -> Verdict:
-    moved = f"pass@1 on {change.tasks} held-out tasks went from {change.before:.3f} to {change.after:.3f}"
-    difference, half = change.after - change.before, change.half_width
-    if math.isfinite(half):
-        moved += f" ({difference:+.3f}, 95 % interval {difference - half:+.3f} to {difference + half:+.3f})"
+    moved = f"pass@1 on {change.tasks} held-out tasks went from {change.before:.3f} to {change.after:.3f} ({change})"
     findings = {
         Learnt.BETTER: f"the policy learnt: {moved}",
         Learnt.WORSE: f"the policy got worse: {moved}",

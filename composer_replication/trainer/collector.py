@@ -189,9 +189,11 @@ class RolloutCollector:
         """
         if not self.context.held_out:
             return {}
-        samples = self.config.eval.samples
-        groups = await self._roll_out(self.context.held_out, samples, step=EVAL_STEP, version=version, phase="eval")
-        return self.journal.record_evaluation(version, groups)
+        return self.journal.record_evaluation(version, await self.roll_out_held_out(self.context.held_out, version))
+
+    async def roll_out_held_out(self, tasks: Sequence[AnyTask], version: int = 0) -> list[Group]:
+        """Return the groups of an evaluation on some of the held-out tasks."""
+        return await self._roll_out(tasks, self.config.eval.samples, step=EVAL_STEP, version=version, phase="eval")
 
     async def demonstrate(
         self, tasks: Sequence[AnyTask], siblings: int, engine: Engine | None, what: str, budgets: Budgets

@@ -12,8 +12,9 @@ import pytest
 import scipy.stats
 
 from composer_replication.observe import RunDir
+from composer_replication.observe.metrics import t_975
 from composer_replication.observe.report import rebuild_report
-from composer_replication.observe.verdict import Learnt, Verdict, change_of, refuse_failed, run_verdicts, t_975
+from composer_replication.observe.verdict import Learnt, Verdict, change_of, refuse_failed, run_verdicts
 from composer_replication.types import Reward, StopReason, Trajectory, Unscored
 from composer_replication.types.channels import switched_off
 from composer_replication.types.errors import NothingLearntError
@@ -82,7 +83,7 @@ def test_the_interval_is_that_of_a_paired_t_test(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("before", "after", "learnt"), [(0.0, 1.0, Learnt.BETTER), (1.0, 0.0, Learnt.WORSE)])
 def test_a_change_beyond_the_interval(tmp_path: Path, before: float, after: float, learnt: Learnt) -> None:
-    tasks = {f"task_{n}": [before] * 3 + [0.0, 1.0][: n % 2] for n in range(8)}
+    tasks = {f"task_{n}": [before] * 3 + [1.0 - before][: n % 2] for n in range(8)}
     found = verdict(tmp_path / "run", steps=[{}], before=tasks, after={name: [after] * 4 for name in tasks})
     assert found.learnt is learnt
     assert "95 % interval" in found.sentence()

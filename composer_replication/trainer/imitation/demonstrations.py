@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -12,20 +11,17 @@ from typing import TypeAlias
 from composer_replication.config import SftConfig
 from composer_replication.envs.oracle import oracle_script
 from composer_replication.envs.source import AnyTask
-from composer_replication.observe.files import read_lines, replace_file
-from composer_replication.observe.run_dir import trajectory_row
 from composer_replication.prm.data import read_transcripts
 from composer_replication.rollouts import Engine, ScriptedEngine
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces.segments import in_tokens_of
-from composer_replication.types import Group, Message, Trajectory, Unscored, from_json
+from composer_replication.trainer.kept_rollouts import kept_rollouts
+from composer_replication.types import Group, Message, Trajectory, Unscored
 from composer_replication.types.errors import ConfigError
 
 RollOut: TypeAlias = Callable[[Sequence[AnyTask], int, Engine | None, str], Awaitable[list[Group]]]
 """Roll out tasks, so many siblings each, with an engine (None: the policy's own), under a name for the terminal."""
-_AT_ONCE = 32
-"""Tasks whose rollouts are kept together: what is lost when the process dies."""
 
 
 class Demonstrations:
@@ -67,17 +63,8 @@ class Demonstrations:
     async def _rolled_out(
         self, tasks: Sequence[AnyTask], siblings: int, engine: Engine | None, what: str, roll_out: RollOut
     ) -> list[Trajectory]:
-        """Roll out the tasks some at a time, and keep each part in a file."""
-        found: list[Trajectory] = []
-        for start in range(0, len(tasks), _AT_ONCE):
-            path = self.folder / f"{what}_{start:05d}.jsonl"
-            if not path.exists():
-                groups = await roll_out(tasks[start : start + _AT_ONCE], siblings, engine, what)
-                rows = (trajectory_row(t) for group in groups for t in group.trajectories)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(path, (json.dumps(row).encode() + b"\n" for row in rows))
-            found += [from_json(Trajectory, line) for line in read_lines(path, appended=False)]
-        return found
+        groups = await kept_rollouts(tasks, lambda some: roll_out(some, siblings, engine, what), self.folder / what)
+        return [t for group in groups for t in group.trajectories]
 
     def _kept(self, source: str, found: Iterable[Trajectory]) -> Iterator[Trajectory]:
         """Yield what is learned from, and count the rest by its reason."""

@@ -1,0 +1,179 @@
+"""Evaluate the policies of a run on its held-out tasks: pass@k with intervals, in the folder `eval` of the run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from composer_replication.config import RunConfig, to_toml
+from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
+from composer_replication.loss.forward.models import load_to_sample, window_of
+from composer_replication.observe import RunDir, Terminal
+from composer_replication.observe.alarms import run_alarms
+from composer_replication.observe.files import exclusive, replace_file, storage_errors
+from composer_replication.observe.metrics import interval_95, mean_and_se, pass_at_k, pass_rates
+from composer_replication.observe.report import write_report
+from composer_replication.observe.summary import SummaryRow
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.coding_tasks import CodingTasks
+from composer_replication.trainer.collector import RolloutCollector
+from composer_replication.trainer.engines.open_engine import ServedPolicy, open_engine
+from composer_replication.trainer.engines.own_server import SERVING, served_dtype
+from composer_replication.trainer.imitation.stage import ARM
+from composer_replication.trainer.imitation.stage import STAGE as SFT
+from composer_replication.trainer.kept_rollouts import kept_rollouts
+from composer_replication.trainer.planning.prompts import check_prompts, prompt_lengths
+from composer_replication.trainer.run_context import RunContext
+from composer_replication.types import Group, Unscored
+from composer_replication.types.errors import ConfigError
+
+STAGE = "eval"
+START = "start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassAtK:
+    """Probability that one of `k` rollouts of a task passes, as a mean over tasks."""
+
+    k: int
+    mean: float
+    low: float
+    """Lower end of the 95 % interval (`observe.metrics.interval_95`)."""
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyScore:
+    """How one policy did on the held-out tasks."""
+
+    policy: str
+    path: str
+    """The folder or Hugging Face id of its weights."""
+    tasks: int
+    """Tasks with at least one scored rollout."""
+    rollouts: int
+    unscored: int
+    """Rollouts that could not be graded."""
+    alarms: int
+    """Rollouts with an alarm."""
+    sampled_tokens: int
+    pass_at_1_se: float
+    """Standard error over tasks."""
+    pass_at: tuple[PassAtK, ...]
+    """For k = 1, 2, 4 and so on, up to `eval.samples`."""
+    pass_rates: Mapping[str, float]
+    """By task id."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        return asdict(self)
+
+
+def policies_of(config: RunConfig) -> dict[str, str]:
+    """Return the policies that a run has, by name: its start, the fine-tuned one, and each arm's newest checkpoint."""
+    found = {START: config.model.path}
+    run = config.out / config.name
+    places = {SFT: run / SFT / "ckpt" / ARM, **{arm: run / "ckpt" / arm for arm in config.arms}}
+    for name, folder in places.items():
+        newest = latest_checkpoint(folder)
+        if newest is not None:
+            found[name] = str(newest)
+    return found
+
+
+@contextmanager
+def open_evaluation(config: RunConfig) -> Iterator[RunDir]:
+    """Open the run directory of a run's evaluations for this process alone. Raises ConfigError when another is at work in it."""
+    path = config.out / config.name / STAGE
+    with storage_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+    with exclusive(path):
+        replace_file(path / "metrics.jsonl", b"")  # of the evaluation before; its rollouts are kept
+        run_dir = RunDir.create(path)
+        run_dir.write_config(to_toml(config))
+        yield run_dir
+
+
+async def evaluate_policies(
+    config: RunConfig, run_dir: RunDir, terminal: Terminal, policies: Mapping[str, str]
+) -> list[PolicyScore]:
+    """Evaluate policies one after the other. What was rolled out before, by the same weights on the same tasks, is read.
+
+    Raises:
+        ConfigError: the run has no held-out tasks.
+        ComposerError: as `RunContext.open` and `open_engine`.
+    """
+    context = RunContext.open(config, run_dir, terminal)
+    if not context.held_out:
+        raise ConfigError("the run has no held-out tasks to evaluate on", fix="set tasks.held_out, or tasks.held_out_share")
+    scores = []
+    for name, path in policies.items():
+        groups = await _rolled_out(context, config, name, path)
+        run_dir.write_evaluation(name, 0, [t for group in groups for t in group.trajectories])
+        scores.append(score(name, path, groups))
+        run_dir.log_metrics(name, 0, {f"eval/pass_at_{one.k}": one.mean for one in scores[-1].pass_at})
+    rows = [_row(one) for one in scores]
+    notes = [alarms.sentence() for alarms in run_alarms(run_dir)]
+    write_report(run_dir, title=f"{config.name}: evaluation", summary_rows=rows, notes=notes)
+    return scores
+
+
+def score(policy: str, path: str, groups: list[Group]) -> PolicyScore:
+    """Return what groups of rollouts amount to."""
+    rewards = [(group.task_id, t.reward) for group in groups for t in group.trajectories]
+    most = max(len(group.trajectories) for group in groups)
+    found = []
+    for k in (1 << power for power in range(most.bit_length())):
+        values = pass_at_k(rewards, k)
+        low, high = interval_95(values)
+        found.append(PassAtK(k=k, mean=mean_and_se(values)[0], low=low, high=high))
+    trajectories = [t for group in groups for t in group.trajectories]
+    return PolicyScore(
+        policy=policy,
+        path=path,
+        tasks=len(pass_at_k(rewards, 1)),
+        rollouts=len(trajectories),
+        unscored=sum(isinstance(t.reward, Unscored) for t in trajectories),
+        alarms=sum(t.grade is not None and bool(t.grade.alarms) for t in trajectories),
+        sampled_tokens=sum(t.num_sampled_tokens() for t in trajectories),
+        pass_at_1_se=mean_and_se(pass_at_k(rewards, 1))[1],
+        pass_at=tuple(found),
+        pass_rates=pass_rates(rewards),
+    )
+
+
+def _row(found: PolicyScore) -> SummaryRow:
+    return SummaryRow(
+        arm=found.policy,
+        pass_at_1=found.pass_at[0].mean,
+        pass_at_1_se=found.pass_at_1_se,
+        rollouts=found.rollouts,
+        tokens=found.sampled_tokens,
+        cpu_s=None,
+    )
+
+
+async def _rolled_out(context: RunContext, config: RunConfig, name: str, path: str) -> list[Group]:
+    """Roll out the held-out tasks with one policy."""
+    torch.manual_seed(config.seed)
+    model, tokenizer = load_to_sample(path, config.model.precision)
+    renderer = ChatRenderer(tokenizer)
+    prompts = prompt_lengths(context.source, renderer) if isinstance(context.source, CodingTasks) else {}
+    check_prompts(prompts, config, window_of(model.config))
+    made_of = {**context.fingerprint(config, model), "settings": config.rollout.model_dump_json() + config.eval.model_dump_json()}
+    digest = hashlib.sha256(repr(sorted({**made_of, "seed": str(config.seed)}.items())).encode()).hexdigest()[:16]
+    folder = context.run_dir.path / "rollouts" / f"{name}-{digest}"
+    dtype = served_dtype(config) if config.rollout.starts_server else None
+    served = ServedPolicy(model, tokenizer, lambda: 0, None, dtype)
+    engine = open_engine(config, served, name, folder / SERVING)
+    try:
+        journal = context.journal(config, name, context.meter())
+        collector = RolloutCollector(context, config, engine, renderer, journal)
+        return await kept_rollouts(context.held_out, collector.roll_out_held_out, folder)
+    finally:
+        engine.end()
