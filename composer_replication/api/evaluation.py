@@ -9,7 +9,7 @@ from typing import Any
 from composer_replication.api.training import resolved_config
 from composer_replication.config import RunConfig
 from composer_replication.observe import Terminal
-from composer_replication.trainer.evaluation import PolicyScore, evaluate_policies, open_evaluation, policies_of
+from composer_replication.trainer.stages.evaluation import PolicyScore, evaluate_policies, open_evaluation, policies_of
 from composer_replication.trainer.waiting import wait_for
 
 

@@ -13,13 +13,13 @@ from composer_replication.envs.source import EnvSource
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.verdict import refuse_failed, run_verdicts
 from composer_replication.recipes.substrates import check_substrate, train_on
-from composer_replication.trainer.imitation.stage import sft_config, started_from_sft, train_imitation, write_whole
 from composer_replication.trainer.learning.followers import is_follower
 from composer_replication.trainer.learning.launcher import check_launcher
 from composer_replication.trainer.open_run import open_run
 from composer_replication.trainer.report import follow
 from composer_replication.trainer.report import train as train_arms
 from composer_replication.trainer.rewards import RewardFunction
+from composer_replication.trainer.stages.sft import sft_config, started_from_sft, train_imitation, write_whole
 from composer_replication.trainer.train import StepCallback
 from composer_replication.trainer.waiting import wait_for
 from composer_replication.types.errors import ConfigError

@@ -54,7 +54,7 @@ def run(
     from composer_replication.diloco.store import open_store
     from composer_replication.recipes.diloco.job import check_job, open_executor, rendezvous_of, run_job
     from composer_replication.recipes.diloco.result import fetch_policy
-    from composer_replication.trainer.imitation.stage import started_from_sft
+    from composer_replication.trainer.stages.sft import started_from_sft
 
     config = started_from_sft(config)
     check_job(config, resume=resume)

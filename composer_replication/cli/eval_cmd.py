@@ -18,7 +18,7 @@ from composer_replication.observe.verdict import paired_change
 from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.evaluation import PassAtK, PolicyScore
+    from composer_replication.trainer.stages.evaluation import PassAtK, PolicyScore
 
 
 def evaluate(

@@ -30,10 +30,9 @@ from composer_replication.cli.replay_cmd import replay
 from composer_replication.cli.report_cmd import report
 from composer_replication.cli.rollout_cmd import rollout
 from composer_replication.cli.serve_cmd import app as serve_app
-from composer_replication.cli.sft_cmd import sft
 from composer_replication.cli.tasks_cmd import app as tasks_app
 from composer_replication.cli.traces_cmd import app as traces_app
-from composer_replication.cli.train_cmd import train
+from composer_replication.cli.train_cmd import sft, train
 from composer_replication.cli.weights_cmd import app as weights_app
 from composer_replication.observe.console import Console, echo
 from composer_replication.types.errors import ComposerError, StorageError

@@ -17,7 +17,7 @@ from world import World
 from composer_replication.config import load_config
 from composer_replication.observe.metrics import interval_95, pass_at_k
 from composer_replication.tasks import load_tasks
-from composer_replication.trainer.evaluation import policies_of
+from composer_replication.trainer.stages.evaluation import policies_of
 from composer_replication.types import Unscored
 
 

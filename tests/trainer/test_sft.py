@@ -24,8 +24,8 @@ from composer_replication.observe import RunDir
 from composer_replication.rollouts import Engine
 from composer_replication.tasks import load_tasks
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.imitation.demonstrations import Demonstrations
-from composer_replication.trainer.imitation.stage import sft_config, started_from_sft
+from composer_replication.trainer.stages.demonstrations import Demonstrations
+from composer_replication.trainer.stages.sft import sft_config, started_from_sft
 from composer_replication.types import Group, Trajectory, from_json, to_json
 from composer_replication.types.errors import ConfigError
 

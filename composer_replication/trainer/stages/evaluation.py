@@ -24,11 +24,11 @@ from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.engines.open_engine import ServedPolicy, open_engine
 from composer_replication.trainer.engines.own_server import SERVING, served_dtype
-from composer_replication.trainer.imitation.stage import ARM
-from composer_replication.trainer.imitation.stage import STAGE as SFT
-from composer_replication.trainer.kept_rollouts import kept_rollouts
 from composer_replication.trainer.planning.prompts import check_prompts, prompt_lengths
 from composer_replication.trainer.run_context import RunContext
+from composer_replication.trainer.sampling.kept_rollouts import kept_rollouts
+from composer_replication.trainer.stages.sft import ARM
+from composer_replication.trainer.stages.sft import STAGE as SFT
 from composer_replication.types import Group, Unscored
 from composer_replication.types.errors import ConfigError
 

@@ -11,9 +11,9 @@ from composer_replication.loss.batch_keys import Batch
 from composer_replication.rollouts.protocol import Budgets
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.collector import RolloutCollector
-from composer_replication.trainer.imitation.demonstrations import Demonstrations
 from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.trainer.signals import SignalMaker, Signals
+from composer_replication.trainer.stages.demonstrations import Demonstrations
 from composer_replication.types import Group, Pair, Trajectory
 
 _UNBOUNDED = Budgets(turn_tokens=1 << 22, trajectory_tokens=1 << 24, context_tokens=1 << 26, max_turns=1 << 10)

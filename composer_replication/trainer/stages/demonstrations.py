@@ -16,7 +16,7 @@ from composer_replication.rollouts import Engine, ScriptedEngine
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces.segments import in_tokens_of
-from composer_replication.trainer.kept_rollouts import kept_rollouts
+from composer_replication.trainer.sampling.kept_rollouts import kept_rollouts
 from composer_replication.types import Group, Message, Trajectory, Unscored
 from composer_replication.types.errors import ConfigError
 

@@ -15,8 +15,8 @@ from composer_replication.observe import Phase
 from composer_replication.observe.files import storage_errors
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.trainer.arm import ArmTrainer
-from composer_replication.trainer.imitation.parts import learn_from_demonstrations
 from composer_replication.trainer.run_context import RunContext
+from composer_replication.trainer.stages.imitation import learn_from_demonstrations
 from composer_replication.trainer.train import train_arm
 from composer_replication.types.errors import ConfigError
 

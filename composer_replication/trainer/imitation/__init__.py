@@ -1,1 +1,0 @@
-"""Supervised fine-tuning on demonstrations: the stage before RL, in the same loop."""
