@@ -39,7 +39,7 @@ from composer_replication.sandbox.grading.submission import read_submission
 from composer_replication.tokens import parse_tool_calls
 from composer_replication.types import ToolCall, ToolResult, Unscored, to_json
 
-COUNT, SEED, BOX_EVERY, THREADS, WARM_UP = 10_000, 0, 20, 2, 40
+COUNT, SEED, BOX_EVERY, THREADS, WARM_UP = 10_000, 0, 20, 2, 400
 SOLUTION = "the-solution-93f1c0"
 MOST_SHOWN = 40_000
 """Characters of a tool's result: what is more would flood the policy's context."""
