@@ -16,6 +16,7 @@ from rich.table import Table
 from composer_replication.config import load_config
 from composer_replication.observe.console import Console
 from composer_replication.observe.verdict import refuse_failed
+from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
     from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus
@@ -56,6 +57,12 @@ def run(
     from composer_replication.recipes.diloco.result import fetch_policy
     from composer_replication.trainer.stages.sft import started_from_sft
 
+    if config.sft.enabled and config.diloco.executor.type != "local":
+        raise ConfigError(
+            f"sft.enabled = true and diloco.executor.type = {config.diloco.executor.type}: its machines cannot read what "
+            "`composer sft` wrote on this one",
+            fix="put the fine-tuned model where they can, name it in model.path, and set sft.enabled = false",
+        )
     config = started_from_sft(config)
     check_job(config, resume=resume)
     console = Console()

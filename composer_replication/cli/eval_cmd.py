@@ -36,8 +36,8 @@ def evaluate(
     """Measure pass@1, pass@2, pass@4 and so on of policies on the held-out tasks of a run, each with its 95 % interval.
 
     It makes eval.samples rollouts of each task, with the run's budgets, tools, sandbox and engine; any field can be overridden,
-    e.g. --eval.samples 16 --tasks.held_out other/tasks. Interrupted, the same command continues. Rollouts, report and results are
-    in OUT/NAME/eval.
+    e.g. --eval.samples 16 --tasks.held_out other/tasks. The same command continues after an interruption. Rollouts, report.html
+    and results.json are in OUT/NAME/eval.
     """
     refuse_misspelt(context, [str(run), *context.args])
     config = load_config(run, context.args)
@@ -50,7 +50,7 @@ def evaluate(
     _show(terminal, scores)
     terminal.note(f"report: {config.out / config.name / 'eval' / 'report.html'}")
     if json_output:
-        echo(json.dumps([score.to_json() for score in scores]))
+        echo(json.dumps([score.to_json() for score in scores], allow_nan=False))
 
 
 def _named(words: Sequence[str]) -> dict[str, str]:
@@ -60,7 +60,7 @@ def _named(words: Sequence[str]) -> dict[str, str]:
         name, equals, path = word.partition("=")
         if not equals or not path or not is_name(name) or name in found:
             raise ConfigError(
-                f"--policy {word}: not a NAME=FOLDER with a name of its own", fix="write --policy tuned=path/to/model"
+                f"--policy {word}: not NAME=FOLDER, or the name is given twice", fix="write --policy tuned=path/to/model"
             )
         found[name] = str(Path(path).resolve()) if Path(path).is_dir() else path
     return found
@@ -70,7 +70,14 @@ def _show(terminal: Terminal, scores: Sequence[PolicyScore]) -> None:
     ks = [one.k for one in scores[0].pass_at]
     columns = ("policy", *(f"pass@{k} (95 %)" for k in ks), "tasks", "rollouts", "unscored", "alarms")
     cells = [
-        (score.policy, *(_passed(one) for one in score.pass_at), score.tasks, score.rollouts, score.unscored, score.alarms)
+        (
+            score.policy,
+            *(_passed(one, score.tasks) for one in score.pass_at),
+            score.tasks,
+            score.rollouts,
+            score.unscored,
+            score.alarms,
+        )
         for score in scores
     ]
     terminal.table("held-out tasks", columns, cells)
@@ -81,8 +88,8 @@ def _show(terminal: Terminal, scores: Sequence[PolicyScore]) -> None:
             terminal.note(f"{score.policy} against {first.policy}, on {change.tasks} tasks: pass@1 {change}")
 
 
-def _passed(one: PassAtK) -> str:
+def _passed(one: PassAtK, tasks: int) -> str:
     if not math.isfinite(one.mean):
         return "n/a"
     interval = f" ({one.low:.3f} to {one.high:.3f})" if math.isfinite(one.low) else ""
-    return f"{one.mean:.3f}{interval}"
+    return f"{one.mean:.3f}{interval}" + (f" of {one.tasks} tasks" if one.tasks < tasks else "")

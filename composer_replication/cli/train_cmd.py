@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from composer_replication.cli.support.dry_run import check, plan_along
+from composer_replication.cli.support.dry_run import after_sft, check, plan_along
 from composer_replication.cli.support.overrides import refuse_misspelt
 from composer_replication.config import field_lines, load_config
 from composer_replication.observe.console import echo
-from composer_replication.types.errors import ConfigError
+from composer_replication.types.errors import ConfigError, NothingLearntError
 
 
 def _show_fields(asked: bool) -> None:
@@ -58,14 +59,27 @@ def train(
     check_substrate(config)
     if dry_run:
         check_launcher(config)
+        config = after_sft(config)
     if dry_run and is_follower():
         plan_along(config)
     elif dry_run:
         check_run_dir(config, resume=resume)
         check(config)
     else:
-        train_run(config, resume=resume)
+        _in_group(lambda: train_run(config, resume=resume))
     leave_process_group()
+
+
+def _in_group(body: Callable[[], object]) -> None:
+    """Do a run, and end this process's part in a group also where a strict run learnt nothing. After other errors the launcher
+    ends the others, which may be waiting."""
+    from composer_replication.trainer.learning.followers import leave_process_group
+
+    try:
+        body()
+    except NothingLearntError:
+        leave_process_group()
+        raise
 
 
 def sft(
@@ -86,5 +100,5 @@ def sft(
     from composer_replication.api.training import sft as fine_tune  # takes seconds to import: report errors first
     from composer_replication.trainer.learning.followers import leave_process_group
 
-    fine_tune(config, resume=resume)
+    _in_group(lambda: fine_tune(config, resume=resume))
     leave_process_group()

@@ -153,7 +153,7 @@ def _interval(row: SummaryRow) -> str:
 def _verdicts(run: RunDir) -> str:
     """List what each arm has learnt so far."""
     items = "".join(f"<li>{_text(verdict.sentence())}</li>" for verdict in run_verdicts(run))
-    return items or "<li>No arm has taken a step yet.</li>"
+    return items or "<li>No arm has taken a step.</li>"
 
 
 def _alarms(run: RunDir) -> str:

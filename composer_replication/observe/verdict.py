@@ -35,7 +35,7 @@ class Learnt(StrEnum):
     UNMEASURED = "unmeasured"
     """There are not two evaluations on held-out tasks."""
     NOTHING = "nothing"
-    """No channel had anything to train on at any step: the weights are those of the start."""
+    """No channel had anything to train on at any step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ def change_of(run: RunDir, arm: str) -> PassRateChange | None:
     The difference is paired: the standard error is that of the tasks' differences, with Student's t for so many tasks.
     """
     steps = run.evaluations(arm)
-    if len(steps) < 2:
+    if len(steps) < 2 or steps[0] > 0:  # without the start nothing is known of the change
         return None
     first, last = (pass_rates((t.task_id, t.reward) for t in run.read_evaluation(arm, step)) for step in (steps[0], steps[-1]))
     return paired_change(first, last)
@@ -141,7 +141,7 @@ def _verdict(run: RunDir, arm: str, lines: Sequence[MetricsLine], off: Sequence[
     if off and all(all(channel in why for channel in CHANNELS) for why in off):
         causes = list(_causes(lines))
         reasons = "; ".join([cause for cause, _ in causes] or [f"{channel}: {why}" for channel, why in idle.items()])
-        finding = f"nothing was learnt: there was nothing to train on at any step ({len(off)} in all), because {reasons}"
+        finding = f"nothing was learnt: there was nothing to train on in {len(off)} step{'s' * (len(off) > 1)}, because {reasons}"
         return Verdict(
             arm=arm, learnt=Learnt.NOTHING, finding=finding, fix="; ".join(fix for _, fix in causes) or _RENEW, idle=idle
         )
@@ -166,8 +166,8 @@ def _measured(arm: str, change: PassRateChange, idle: Mapping[str, str]) -> Verd
     }
     fixes = {
         Learnt.BETTER: "",
-        Learnt.WORSE: "a lower optimizer.learning_rate, or arms that leave channels out one by one; an earlier checkpoint may be "
-        "better than the last",
+        Learnt.WORSE: "a lower learning rate, or arms that leave channels out one by one; an earlier checkpoint may be better "
+        "than the last",
         Learnt.UNCLEAR: "more steps"
         + (f"; at least {FEWEST_TASKS} held-out tasks, fewer show nothing" if change.tasks < FEWEST_TASKS else "")
         + ("; more held-out tasks or a higher eval.samples, which narrow the interval" if change.tasks >= FEWEST_TASKS else ""),
@@ -189,8 +189,8 @@ _RENEW = "composer train RUN.toml --dry-run, which makes two rollouts and an upd
 _ENDINGS = {
     "no_tool_call": (
         "ended with a turn that calls no tool",
-        "a model that was trained to call tools with its chat template, or a fine-tuning on transcripts first; `composer hints "
-        "explain` shows what the turns look like",
+        "a model that was trained to call tools with its chat template, or `composer sft` first; `composer hints explain` shows "
+        "what the turns look like",
     ),
     "turn_tokens": ("were cut off inside a turn", "a higher rollout.turn_tokens"),
     "trajectory_tokens": ("used up their tokens", "a higher rollout.trajectory_tokens"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from composer_replication.tokens import ChatRenderer, assistant_message
 from composer_replication.traces.own import trace_from_trajectory
@@ -21,10 +22,14 @@ def in_tokens_of(renderer: ChatRenderer, transcript: Trajectory | Trace) -> list
     if isinstance(transcript, Trajectory):
         if renderer.prompt_ids(transcript.messages, transcript.tools) == transcript.prompt_ids:
             return [transcript]
-        transcript = trace_from_trajectory(transcript)
+        return [replace(part, grade=transcript.grade) for part in _parts(renderer, trace_from_trajectory(transcript))]
+    return _parts(renderer, transcript)
+
+
+def _parts(renderer: ChatRenderer, trace: Trace) -> list[Trajectory]:
     return [
-        _trajectory(transcript, number, renderer, stretch)
-        for number, stretch in enumerate(_stretches(transcript))
+        _trajectory(trace, number, renderer, stretch)
+        for number, stretch in enumerate(_stretches(trace))
         if any(INCOMPLETE not in turn.details for turn, _ in stretch)
     ]
 

@@ -12,7 +12,7 @@ from composer_replication.config import RunConfig
 from composer_replication.envs.source import AnyTask
 from composer_replication.policy_gradient import has_signal
 from composer_replication.rollouts.collect import Progress, collect_groups
-from composer_replication.rollouts.protocol import Budgets, Engine, Env
+from composer_replication.rollouts.protocol import AsyncEngine, Budgets, Engine, Env
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.engines.open_engine import PolicyEngine
@@ -189,30 +189,38 @@ class RolloutCollector:
         """
         if not self.context.held_out:
             return {}
-        return self.journal.record_evaluation(version, await self.roll_out_held_out(self.context.held_out, version))
+        samples = self.config.eval.samples
+        groups = await self._roll_out(self.context.held_out, samples, step=EVAL_STEP, version=version, phase="eval")
+        return self.journal.record_evaluation(version, groups)
 
-    async def roll_out_held_out(self, tasks: Sequence[AnyTask], version: int = 0) -> list[Group]:
-        """Return the groups of an evaluation on some of the held-out tasks."""
-        return await self._roll_out(tasks, self.config.eval.samples, step=EVAL_STEP, version=version, phase="eval")
+    async def roll_out_held_out(self, tasks: Sequence[AnyTask]) -> list[Group]:
+        """Return the groups of an evaluation on some of the held-out tasks, graded or not. They are not counted."""
+        budgets = Budgets.of(self.config.rollout)
+        return await self._collected(tasks, self.config.eval.samples, EVAL_STEP, 0, "eval", self.engine, budgets)
 
     async def demonstrate(
         self, tasks: Sequence[AnyTask], siblings: int, engine: Engine | None, what: str, budgets: Budgets
     ) -> list[Group]:
-        """Return rollouts to imitate: the starting policy's, or those of another engine, which are not counted as its own."""
-        return await self._roll_out(
-            tasks, siblings, step=DEMONSTRATION_STEP, version=0, phase=what, engine=engine, budgets=budgets
-        )
+        """Return rollouts to imitate, by the starting policy or by another engine. They are not counted yet."""
+        return await self._collected(tasks, siblings, DEMONSTRATION_STEP, 0, what, engine or self.engine, budgets)
 
-    async def _roll_out(
+    async def _roll_out(self, tasks: Sequence[AnyTask], siblings: int, *, step: int, version: int, phase: str) -> list[Group]:
+        """Return rollouts of the policy, counted. Raises SandboxError when none of them could be graded."""
+        budgets = Budgets.of(self.config.rollout)
+        groups = await self._collected(tasks, siblings, step, version, phase, self.engine, budgets)
+        refuse_unscored(groups, f"{self.arm}: {phase}")
+        self.journal.meter.count(flat(groups))
+        return groups
+
+    async def _collected(
         self,
         tasks: Sequence[AnyTask],
         siblings: int,
-        *,
         step: int,
         version: int,
         phase: str,
-        engine: Engine | None = None,
-        budgets: Budgets | None = None,
+        engine: Engine | AsyncEngine,
+        budgets: Budgets,
     ) -> list[Group]:
         rollout = self.config.rollout
         with self.context.terminal.phase(f"{self.arm}: {phase}", len(tasks) * siblings) as shown:
@@ -220,12 +228,12 @@ class RolloutCollector:
             def report(progress: Progress) -> None:
                 shown.advance(progress.finished - shown.done)
 
-            groups = await collect_groups(
+            return await collect_groups(
                 tasks,
                 make_env=partial(self._make_env, training=step > 0),
-                engine=engine or self.engine,
+                engine=engine,
                 renderer=self.renderer,
-                budgets=budgets or Budgets.of(rollout),
+                budgets=budgets,
                 group_size=siblings,
                 seed=self.config.seed,
                 step=step,
@@ -241,10 +249,6 @@ class RolloutCollector:
                 arm=self.arm,
                 reward=self.context.reward,
             )
-        refuse_unscored(groups, f"{self.arm}: {phase}")
-        if engine is None:
-            self.journal.meter.count(flat(groups))
-        return groups
 
     def _make_env(self, task: AnyTask, *, training: bool) -> Env:
         """Create an episode; in training the curriculum may hide some tests."""

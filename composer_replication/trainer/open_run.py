@@ -77,6 +77,12 @@ def check_run_dir(config: RunConfig, *, resume: bool) -> None:
             _refuse_drift(tomllib.loads(run_dir.config_path.read_text()), tomllib.loads(to_toml(config)), run_dir)
 
 
+def decisive(config: RunConfig, *prefixes: str) -> dict[str, Any]:
+    """Return the fields below these prefixes that change a result, by dotted key."""
+    fields = _flat(tomllib.loads(to_toml(config)))
+    return {key: value for key, value in fields.items() if key.startswith(prefixes) and key not in _MAY_CHANGE}
+
+
 def _refuse_drift(before: Mapping[str, Any], now: Mapping[str, Any], run_dir: RunDir) -> None:
     old, new = _flat(before), _flat(now)
     free = _MAY_CHANGE | (_OF_OUR_LEARNER if new["substrate.type"] in _OURS else frozenset())

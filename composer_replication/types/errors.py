@@ -18,7 +18,7 @@ exits with the class's `exit_code`. Anything that is not a `ComposerError` is a 
     ├── StorageError              7   the run directory cannot be written (disk full, no permission)
     │   └── ObjectStoreError      7   an object store refuses, loses or damages what it is given, or does not answer
     ├── ChannelOffError           8   `strict=True` and a channel that was asked for has nothing to learn from
-    ├── NothingLearntError        8   `strict = true` in a run file, and an arm learnt nothing or got worse
+    ├── NothingLearntError        8   `strict = true` in a run file, and an arm learnt nothing, got worse or has an idle channel
     ├── TraceError                9   nothing at a path can be read as a trace
     ├── BackendError             11   a program that was asked to do the work (data-juicer, Ray) died or broke
     │   └── ReplicaError         11   replicas of a job failed, were cancelled or go on beyond the time given

@@ -373,7 +373,7 @@ def test_a_run_that_learnt_nothing_says_so_and_fails_where_that_is_asked_for(run
     """One turn is enough for no task: every reward is 0."""
     idle = ["--steps", "1", "--rollout.max_turns", "1", "--loss.hint.weight", "0", "--loss.replay.weight", "0"]
     output = refused("train", str(run_file), *idle, "--strict", "true", cwd=run_file.parent, code=8)
-    said = "VERDICT on main: nothing was learnt: there was nothing to train on at any step (1 in all), because "
+    said = "VERDICT on main: nothing was learnt: there was nothing to train on in 1 step, because "
     assert said in output
     assert "no rollout was rewarded" in output
     run = RunDir(run_file.parent / "runs" / "run")

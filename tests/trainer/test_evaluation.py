@@ -17,8 +17,9 @@ from world import World
 from composer_replication.config import load_config
 from composer_replication.observe.metrics import interval_95, pass_at_k
 from composer_replication.tasks import load_tasks
-from composer_replication.trainer.stages.evaluation import policies_of
-from composer_replication.types import Unscored
+from composer_replication.trainer.stages.evaluation import policies_of, score
+from composer_replication.types import Group, StopReason, Trajectory, Unscored
+from composer_replication.types.errors import ConfigError
 
 
 def test_pass_at_k_is_the_share_of_all_subsets_that_pass() -> None:
@@ -50,9 +51,39 @@ def test_the_interval_of_equal_outcomes_is_the_binomial_one() -> None:
     assert all(math.isnan(end) for end in interval_95([]))
 
 
+def test_a_result_is_json_also_where_nothing_can_be_estimated() -> None:
+    one = Trajectory(
+        trajectory_id="-1/a/0",
+        task_id="a",
+        policy_version=0,
+        messages=(),
+        tools=(),
+        prompt_ids=(),
+        turns=(),
+        stop_reason=StopReason.SUBMITTED,
+        temperature=1.0,
+        reward=0.5,
+    )
+    found = score("policy", "folder", [Group(group_id="-1/a", task_id="a", trajectories=(one,))])
+    plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert plain["pass_at_1_se"] is None
+    assert plain["pass_at"] == [{"k": 1, "tasks": 1, "mean": 0.0, "low": 0.0, "high": pytest.approx(0.975)}]
+
+
 def test_the_policies_of_a_run(run_file: Path, world: World) -> None:
     config = load_config(run_file)
     assert policies_of(config) == {"start": str(world.policy)}
+    for folder in ("sft/ckpt/main/step_00050", "ckpt/main/step_00010", "ckpt/main/step_00020"):
+        (config.out / config.name / folder).mkdir(parents=True)
+        (config.out / config.name / folder / "MANIFEST.sha256").write_text("")
+    run = config.out / config.name
+    assert policies_of(config) == {
+        "start": str(world.policy),
+        "sft": str(run / "sft/ckpt/main/step_00050"),
+        "main": str(run / "ckpt/main/step_00020"),
+    }
+    with pytest.raises(ConfigError, match="the arm sft"):
+        policies_of(load_config(run_file, ["--arms.sft.steps", "1"]))
 
 
 @pytest.mark.slow
@@ -74,9 +105,16 @@ def test_policies_are_compared_and_nothing_is_rolled_out_twice(run_file: Path, w
     again = composer_here(*words, "--json", cwd=run_file.parent)
     assert json.loads(again.stdout) == [one, other]
     assert [path.stat().st_mtime_ns for path in kept] == before
+    later = composer_here(*words, "--rollout.env_workers", "1", "--eval.every", "9", "--json", cwd=run_file.parent)
+    assert json.loads(later.stdout) == [one, other]  # neither changes a rollout
+    assert [path.stat().st_mtime_ns for path in kept] == before
+    assert json.loads((folder / "results.json").read_text()) == [one, other]
     kept[0].unlink()  # as if it had been interrupted
     assert json.loads(composer_here(*words, "--json", cwd=run_file.parent).stdout) == [one, other]
     assert (folder / "report.html").is_file()
+    shell = composer_here(*words[:6], "--sandbox.shell", "true", "--json", cwd=run_file.parent)
+    assert shell.returncode == 0, shell.stderr
+    assert len(sorted((folder / "rollouts").glob("*/part_*.jsonl"))) == 3  # other tools, other rollouts
 
 
 def test_what_cannot_be_evaluated_is_refused(run_file: Path) -> None:

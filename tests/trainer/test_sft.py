@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,17 +17,17 @@ from in_process import composer_here
 from torch.nn.functional import cross_entropy
 from world import World, composer, finish
 
-from composer_replication.config import RunConfig, load_config, resolve_arm
+from composer_replication.config import RunConfig, load_config, resolve_arm, to_toml
 from composer_replication.envs.source import AnyTask
 from composer_replication.loss.forward.model_checkpoint import read_checkpoint
 from composer_replication.loss.forward.models import load_to_sample
 from composer_replication.observe import RunDir
-from composer_replication.rollouts import Engine
+from composer_replication.rollouts import Budgets, Engine
 from composer_replication.tasks import load_tasks
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.stages.demonstrations import Demonstrations
+from composer_replication.trainer.stages.demonstrations import DemonstrationSources
 from composer_replication.trainer.stages.sft import sft_config, started_from_sft
-from composer_replication.types import Group, Trajectory, from_json, to_json
+from composer_replication.types import GradeReport, Group, Trajectory, Unscored, from_json, to_json
 from composer_replication.types.errors import ConfigError
 
 SFT = ["--sft.enabled", "true", "--sft.steps", "8", "--sft.batch", "3", "--sft.learning_rate", "1e-2"]
@@ -70,7 +71,7 @@ def test_the_policy_learns_its_tasks_solutions_and_rl_starts_from_it(run_file: P
     assert "cross-entropy " in output
     assert "Privileged information" not in (folder / "runs" / "run" / "sft" / "report.html").read_text()
     run = RunDir(folder / "runs" / "run" / "sft")
-    demonstrations = run.read_traces("main")
+    demonstrations = list({one.task_id: one for step in range(1, 9) for one in run.read_trajectories("main", step)}.values())
     assert {one.task_id for one in demonstrations} == {task.spec.task_id for task in load_tasks(world.tasks)}
     lines = [line for line in run.read_metrics() if line.step > 0]
     assert [line.step for line in lines] == [*range(1, 9)]
@@ -101,7 +102,9 @@ def test_killed_and_resumed_it_ends_as_if_nothing_had_happened(run_file: Path) -
     process.communicate()
     output = finish(*words, "--name", "cut", "--resume", cwd=run_file.parent)
     assert "resumed at step" in output
-    assert "demonstrations (" not in output  # they are kept
+    kept = sorted(run.glob("demonstrations/*/samples/*.jsonl"))
+    assert kept
+    assert "samples 8/8" not in output  # they are not rolled out again
     states = [run_file.parent / "runs" / name / "sft" / "ckpt" / "main" / "step_00008" for name in ("whole", "cut")]
     assert read_checkpoint(states[0])["fingerprint"] == read_checkpoint(states[1])["fingerprint"]
     weights = [load_to_sample(str(state))[0].state_dict() for state in states]
@@ -151,40 +154,121 @@ def oracles(world: World, run_file: Path) -> list[Trajectory]:
     return [from_json(Trajectory, row) for row in rows]
 
 
+def sources(config: RunConfig, world: World, **changed: object) -> DemonstrationSources:
+    _, tokenizer = load_to_sample(str(world.policy))
+    known = {
+        "sft": config.sft,
+        "renderer": ChatRenderer(tokenizer),
+        "tasks": load_tasks(world.tasks),
+        "held_out": {task.spec.task_id for task in load_tasks(world.held_out)},
+        "budgets": Budgets(),
+    }
+    return DemonstrationSources(**{**known, **changed})
+
+
 def test_sources_are_counted_and_what_does_not_teach_is_left_out(
     world: World, run_file: Path, tmp_path: Path, oracles: list[Trajectory]
 ) -> None:
-    failed = replace(oracles[0], trajectory_id="failed", reward=0.0)
-    twin = replace(oracles[1], trajectory_id="twin")
+    first, second, third, fourth = oracles
+    (held, *_) = (task.spec.task_id for task in load_tasks(world.held_out))
+    grade = GradeReport(reward=1.0, outcomes={}, alarms=("reads frames: sys._getframe",))
+    others = {
+        "failed": replace(first, reward=0.0),
+        "the same as another": second,
+        "of a held-out task": replace(third, task_id=held),
+        "raised an alarm": replace(third, grade=grade, task_id="elsewhere"),
+    }
+    foreign = replace(third, task_id="foreign", reward=Unscored("the log does not say"))
     traces = tmp_path / "traces.jsonl"
-    traces.write_text("".join(json.dumps(to_json(one)) + "\n" for one in [*oracles, failed, twin]))
+    rows = [first, second, fourth, foreign, *(replace(one, trajectory_id=why) for why, one in others.items())]
+    traces.write_text("".join(json.dumps(to_json(replace(one, trajectory_id=str(n)))) + "\n" for n, one in enumerate(rows)))
     config = of(run_file, "--sft.traces", f'["{traces}"]', "--sft.oracle", "false", "--sft.samples", "2")
-    _, tokenizer = load_to_sample(str(world.policy))
-    renderer = ChatRenderer(tokenizer)
     asked: list[tuple[int, int, str]] = []
 
-    async def roll_out(tasks: list[AnyTask], siblings: int, engine: Engine | None, what: str) -> list[Group]:
+    async def roll_out(siblings: int, engine: Engine | None, what: str, tasks: Sequence[AnyTask]) -> list[Group]:
+        assert engine is None
         asked.append((len(tasks), siblings, what))
-        return [Group(group_id="0", task_id=tasks[0].spec.task_id, trajectories=(failed, oracles[2]))]
+        broken = replace(first, reward=Unscored("out of time"), prompt_ids=(), turns=())
+        tried = (replace(first, reward=0.0), broken, fourth)
+        return [Group(group_id=f"-3/{one.task_id}", task_id=one.task_id, trajectories=(one,)) for one in tried]
 
-    tasks = load_tasks(world.tasks)
-    demonstrations = Demonstrations(config.sft, renderer, 4096, tmp_path / "kept")
-    found = asyncio.run(demonstrations.gather(tasks, roll_out))
+    from_all = sources(config, world)
+    from_all.check()
+    found = asyncio.run(from_all.gather(roll_out, tmp_path / "kept"))
     assert asked == [(4, 2, "samples")]
-    assert demonstrations.counts == {
-        "samples": 1,
+    assert found.counts == {
         "samples: failed": 1,
-        "traces.jsonl": 4,
-        "traces.jsonl: failed": 1,
-        "traces.jsonl: the same as another": 1,
+        "samples: not graded": 1,
+        "samples": 1,
+        "traces.jsonl": 3,
+        "traces.jsonl, of unknown outcome": 1,
+        **{f"traces.jsonl: {why}": 1 for why in others},
     }
-    assert len({one.trajectory_id for one in found}) == len(found) == 5
-    rendered = found[1]  # the byte-level tokenizer's ids were another's: they are written again by the policy's template
-    assert renderer.prompt_ids(rendered.messages, rendered.tools) == rendered.prompt_ids
-    assert rendered.prompt_ids != oracles[0].prompt_ids or rendered == replace(oracles[0], trajectory_id=rendered.trajectory_id)
-    again = asyncio.run(Demonstrations(config.sft, renderer, 4096, tmp_path / "kept").gather(tasks, roll_out))
+    assert len(found.sampled) == 3
+    trajectories = found.trajectories
+    assert len({one.trajectory_id for one in trajectories}) == len(trajectories) == 5
+    assert held not in {one.task_id for one in trajectories}
+    renderer = from_all.renderer
+    rendered = trajectories[1]  # its ids were another tokenizer's: they are written again by the policy's template
+    assert rendered.prompt_ids == renderer.prompt_ids(rendered.messages, rendered.tools)
+    assert renderer.decode(rendered.turns[-1].action_ids) == renderer.decode(trajectories[0].turns[-1].action_ids)
+    again = asyncio.run(from_all.gather(roll_out, tmp_path / "kept"))
     assert again == found
     assert len(asked) == 1  # nothing is rolled out twice
-    few = config.sft.model_copy(update={"per_task": 1})
-    with pytest.raises(ConfigError, match=r"no demonstration to learn from .*longer than 10 tokens"):
-        asyncio.run(Demonstrations(few, renderer, 10, tmp_path / "kept").gather(tasks, roll_out))
+
+
+@pytest.mark.parametrize("budget", ["context_tokens", "trajectory_tokens", "turn_tokens", "max_turns"])
+def test_what_the_policy_could_not_do_in_its_budgets_is_left_out(
+    world: World, run_file: Path, tmp_path: Path, oracles: list[Trajectory], budget: str
+) -> None:
+    traces = tmp_path / "traces.jsonl"
+    traces.write_text("".join(json.dumps(to_json(one)) + "\n" for one in oracles))
+    config = of(run_file, "--sft.traces", f'["{traces}"]', "--sft.oracle", "false")
+    few = sources(config, world, budgets=replace(Budgets(), **{budget: 1}))
+    few.check()
+
+    async def roll_out(*_: object) -> list[Group]:
+        raise AssertionError("nothing is to be rolled out")
+
+    with pytest.raises(ConfigError, match=rf"no demonstration to learn from \(4 traces\.jsonl: beyond rollout\.{budget}\)"):
+        asyncio.run(few.gather(roll_out, tmp_path / "kept"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis"],
+        ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis", "--substrate.shard", "true"],
+        ["--diloco.enabled", "true", "--steps", "150"],
+        [
+            *("--substrate.type", "ray", "--rollout.engine", "vllm", "--loss.rlvr.importance", "icepop"),
+            *("--rollout.server_url", '["http://a:1", "http://b:1"]'),
+        ],
+        ["--curriculum.enabled", "true"],
+        ["--loss.rlvr.kl_beta", "0.1", "--reward.kl_weight", "0.1"],
+    ],
+)
+def test_the_stage_of_every_kind_of_run_can_be_resolved(run_file: Path, words: list[str]) -> None:
+    stage = sft_config(of(run_file, *words))
+    assert resolve_arm(stage, "main").steps == 8
+    assert (stage.loss.rlvr.kl_beta, stage.reward.kl_weight, stage.diloco.enabled, stage.curriculum.enabled) == (
+        0,
+        0,
+        False,
+        False,
+    )
+
+
+def test_rl_does_not_start_from_what_other_settings_made(run_file: Path) -> None:
+    config = of(run_file)
+    stage = sft_config(config)
+    folder = stage.out / stage.name
+    (folder / "ckpt" / "main" / "step_00008").mkdir(parents=True)
+    (folder / "ckpt" / "main" / "step_00008" / "MANIFEST.sha256").write_text("")
+    (folder / "config.toml").write_text(to_toml(stage))
+    assert started_from_sft(config).model.path == str(folder / "ckpt" / "main" / "step_00008")
+    assert started_from_sft(of(run_file, "--eval.every", "3")).model.path == str(folder / "ckpt" / "main" / "step_00008")
+    for changed in (["--sft.samples", "3"], ["--seed", "5"], ["--tasks.forgeable", "true"]):
+        with pytest.raises(ConfigError, match="was fine-tuned with other settings") as refused:
+            started_from_sft(of(run_file, *changed))
+        assert changed[0].removeprefix("--") in str(refused.value)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from composer_replication.config import RunConfig, resolve_arm, to_toml
 from composer_replication.observe import Terminal
-from composer_replication.observe.console import Console
+from composer_replication.observe.console import Console, echo
 
 if TYPE_CHECKING:
     from composer_replication.envs.source import EnvSource
@@ -18,6 +18,19 @@ _SHARED = (
     "memory was not planned: substrate.shard = true shares the weights out among processes, so let the launcher of the run start "
     "them here too: torchrun --nproc-per-node N --no-python composer train FILE --dry-run"
 )
+
+
+def after_sft(config: RunConfig) -> RunConfig:
+    """Return the run as it starts after `composer sft`; as it is, with a warning, where that has not been run. Raises ConfigError
+    as `started_from_sft`."""
+    from composer_replication.trainer.stages.sft import checkpoint_of, started_from_sft
+
+    if config.sft.enabled and checkpoint_of(config) is None:
+        echo(
+            "warning: sft.enabled = true and `composer sft` has not been run: this plans model.path, which RL will not start from"
+        )
+        return config
+    return started_from_sft(config)
 
 
 def check(config: RunConfig) -> None:

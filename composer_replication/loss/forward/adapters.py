@@ -92,13 +92,22 @@ def load_policy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None
 
 def base_model_of(folder: Path) -> str:
     """Return the path or id of the model that a folder's adapters were trained on. Raises ModelError and MissingExtraError."""
-    try:
-        named = _peft().PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"the LoRA adapters in {folder} have no readable configuration: {error}", fix=_BY_PEFT) from error
+    named = _configuration(folder).base_model_name_or_path
     if not named:
         raise ModelError(f"{folder}/adapter_config.json names no base model", fix=_BY_PEFT)
     return str(named)
+
+
+def rank_of(folder: Path) -> int:
+    """Return the rank of a folder's adapters. Raises ModelError and MissingExtraError."""
+    return int(_configuration(folder).r)
+
+
+def _configuration(folder: Path) -> Any:
+    try:
+        return _peft().PeftConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"the LoRA adapters in {folder} have no readable configuration: {error}", fix=_BY_PEFT) from error
 
 
 def with_adapters(model: PreTrainedModel, folder: Path) -> Any:

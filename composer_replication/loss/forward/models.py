@@ -115,14 +115,16 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
     return _prepared(model, config), tokenizer
 
 
-def load_to_sample(path: str, precision: Precision = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_to_sample(
+    path: str, precision: Precision = "auto", *, device: str = "auto"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a policy that nothing trains: with `auto` in float32 on a CPU, and in bfloat16 on a GPU, in half the memory that
     `load_policy` needs.
 
     Adapters stay beside what they were trained on, in float32: added to bfloat16 weights, most of what they learned would be
     rounded away. Raises as `load_policy`.
     """
-    config = ModelConfig(path=path, precision=precision)
+    config = ModelConfig(path=path, precision=precision, device=device)
     if resolve_precision(config) == "float32":
         return load_policy(config)
     config = config.model_copy(update={"precision": "bfloat16"})

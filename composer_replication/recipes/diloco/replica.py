@@ -15,7 +15,7 @@ from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
 from composer_replication.observe import Phase, Terminal
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.observe.verdict import run_verdicts
+from composer_replication.observe.verdict import Verdict, run_verdicts
 from composer_replication.recipes.diloco.outer import DiLoCoCallback
 from composer_replication.recipes.diloco.result import put_policy
 from composer_replication.trainer.arm import ArmTrainer
@@ -48,10 +48,17 @@ def train_replica(run: str) -> list[dict[str, Any]]:
     return [
         {
             **{"arm": row.arm, "pass_at_1": row.pass_at_1, "rollouts": row.rollouts, "tokens": row.tokens},
-            **{"verdict": verdicts[row.arm].sentence(), "failed": verdicts[row.arm].failed},
+            **_judged(verdicts.get(row.arm)),
         }
         for row in rows
     ]
+
+
+def _judged(verdict: Verdict | None) -> dict[str, Any]:
+    """Return the verdict on an arm as plain JSON; a replica that joined at the end has taken no step, and has none."""
+    if verdict is None:
+        return {"verdict": "joined when the arm was done", "failed": False}
+    return {"verdict": verdict.sentence(), "failed": verdict.failed}
 
 
 async def _train_arm(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,80 +13,135 @@ from composer_replication.config import SftConfig
 from composer_replication.envs.oracle import oracle_script
 from composer_replication.envs.source import AnyTask
 from composer_replication.prm.data import read_transcripts
-from composer_replication.rollouts import Engine, ScriptedEngine
+from composer_replication.rollouts import Budgets, Engine, ScriptedEngine
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces.segments import in_tokens_of
 from composer_replication.trainer.sampling.kept_rollouts import kept_rollouts
 from composer_replication.types import Group, Message, Trajectory, Unscored
 from composer_replication.types.errors import ConfigError
+from composer_replication.types.transcript import Trace
 
-RollOut: TypeAlias = Callable[[Sequence[AnyTask], int, Engine | None, str], Awaitable[list[Group]]]
-"""Roll out tasks, so many siblings each, with an engine (None: the policy's own), under a name for the terminal."""
+RollOut: TypeAlias = Callable[[int, Engine | None, str, Sequence[AnyTask]], Awaitable[list[Group]]]
+"""Makes so many rollouts of each task with an engine (None: the policy's own), under a name for the terminal."""
 
 
+@dataclass(frozen=True, slots=True)
 class Demonstrations:
     """What a policy is fine-tuned on, and where it comes from."""
 
-    def __init__(self, sft: SftConfig, renderer: ChatRenderer, most_tokens: int, folder: Path) -> None:
-        self.sft = sft
-        self.renderer = renderer
-        self.most_tokens = most_tokens
-        """Longer ones are left out."""
-        self.folder = folder
-        """Where rollouts are kept until all of them are there."""
-        self.counts: Counter[str] = Counter()
-        """How many demonstrations each source gave, and how many were left out and why."""
+    trajectories: Sequence[Trajectory]
+    counts: Mapping[str, int]
+    """How many demonstrations each source gave, and how many were left out and why."""
+    sampled: Sequence[Trajectory]
+    """Everything that the policy itself has tried for them."""
 
-    async def gather(self, tasks: Sequence[AnyTask], roll_out: RollOut) -> list[Trajectory]:
-        """Return all demonstrations. What an interrupted call has rolled out is not rolled out again.
+    def __str__(self) -> str:
+        """Format the counts."""
+        return ", ".join(f"{count} {what}" for what, count in self.counts.items()) or "nothing was found"
+
+
+@dataclass(slots=True)
+class DemonstrationSources:
+    """The sources that a run file names.
+
+    Args:
+        held_out: ids of the tasks that nothing may be learned about.
+        budgets: what a rollout of the policy may take; longer demonstrations are left out.
+    """
+
+    sft: SftConfig
+    renderer: ChatRenderer
+    tasks: Sequence[AnyTask]
+    held_out: Container[str]
+    budgets: Budgets
+    _transcripts: dict[Path, list[Trajectory | Trace]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Read the files, and check that every task has what its source needs. To be called before anything is rolled out.
 
         Raises:
-            ConfigError: there are none, a file of traces cannot be read, or tasks of another environment have no solutions.
+            ConfigError: a file cannot be read, or a task has no solution.
         """
-        found: list[Trajectory] = []
         if self.sft.oracle:
-            engine = ScriptedEngine(self.renderer, _scripts([_solved(task) for task in tasks]))
-            found += self._kept("oracle", await self._rolled_out(tasks, 1, engine, "solutions", roll_out))
-        if self.sft.samples:
-            found += self._kept("samples", await self._rolled_out(tasks, self.sft.samples, None, "samples", roll_out))
-        for path in self.sft.traces:
-            read = [part for one in read_transcripts(path) for part in in_tokens_of(self.renderer, one)]
-            found += self._kept(path.name, read)
+            for task in self.tasks:
+                _solved(task)
+        self._transcripts = {path: read_transcripts(path) for path in self.sft.traces}
+
+    async def gather(self, roll_out: RollOut, folder: Path) -> Demonstrations:
+        """Return all demonstrations. What an interrupted call has rolled out into `folder` is not rolled out again.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        counts: Counter[str] = Counter()
+        found: list[Trajectory] = []
+        sampled: list[Trajectory] = []
+        if self.sft.oracle:
+            engine = ScriptedEngine(self.renderer, _scripts([_solved(task) for task in self.tasks]))
+            solutions = await kept_rollouts(self.tasks, 1, partial(roll_out, 1, engine, "solutions"), folder / "solutions")
+            found += self._kept("oracle", _flat(solutions), counts)
+        if siblings := self.sft.samples:
+            tried = await kept_rollouts(self.tasks, siblings, partial(roll_out, siblings, None, "samples"), folder / "samples")
+            sampled = _flat(tried)
+            found += self._kept("samples", sampled, counts)
+        for path, transcripts in self._transcripts.items():
+            read = [part for one in transcripts for part in in_tokens_of(self.renderer, one)]
+            found += self._kept(path.name, read, counts, graded_elsewhere=True)
+        result = Demonstrations(_numbered(found), counts, sampled)
         if not found:
-            why = ", ".join(f"{count} {what}" for what, count in self.counts.items()) or "nothing was found"
             raise ConfigError(
-                f"sft: there is no demonstration to learn from ({why})",
-                fix="switch on sft.oracle, raise sft.samples or rollout.context_tokens, or name other sft.traces",
+                f"sft: there is no demonstration to learn from ({result})",
+                fix="switch on sft.oracle, raise sft.samples or the budgets in [rollout], or name other sft.traces",
             )
-        return _numbered(found)
+        return result
 
-    async def _rolled_out(
-        self, tasks: Sequence[AnyTask], siblings: int, engine: Engine | None, what: str, roll_out: RollOut
-    ) -> list[Trajectory]:
-        groups = await kept_rollouts(tasks, lambda some: roll_out(some, siblings, engine, what), self.folder / what)
-        return [t for group in groups for t in group.trajectories]
-
-    def _kept(self, source: str, found: Iterable[Trajectory]) -> Iterator[Trajectory]:
+    def _kept(
+        self, source: str, found: Iterable[Trajectory], counts: Counter[str], *, graded_elsewhere: bool = False
+    ) -> Iterator[Trajectory]:
         """Yield what is learned from, and count the rest by its reason."""
         seen: set[tuple[int, ...]] = set()
-        of_task: defaultdict[str, int] = defaultdict(int)
+        of_task: Counter[str] = Counter()
         for one in found:
             ids = one.context_ids(len(one.turns))
-            why = ""
-            if not isinstance(one.reward, Unscored) and one.reward < 1.0:
-                why = "failed"
-            elif len(ids) > self.most_tokens:
-                why = f"longer than {self.most_tokens} tokens"
-            elif ids in seen:
+            why = self._unfit(one, len(ids), graded_elsewhere=graded_elsewhere)
+            if not why and ids in seen:
                 why = "the same as another"
-            elif of_task[one.task_id] == self.sft.per_task:
+            if not why and of_task[one.task_id] == self.sft.per_task:
                 why = "more than sft.per_task"
-            self.counts[f"{source}: {why}" if why else source] += 1
-            if not why:
-                seen.add(ids)
-                of_task[one.task_id] += 1
-                yield one
+            if why:
+                counts[f"{source}: {why}"] += 1
+                continue
+            counts[f"{source}, of unknown outcome" if isinstance(one.reward, Unscored) else source] += 1
+            seen.add(ids)
+            of_task[one.task_id] += 1
+            yield one
+
+    def _unfit(self, one: Trajectory, tokens: int, *, graded_elsewhere: bool) -> str:
+        """Return why a conversation is no demonstration; empty when it is one."""
+        if one.task_id in self.held_out:
+            return "of a held-out task"
+        if isinstance(one.reward, Unscored):
+            if not graded_elsewhere:
+                return "not graded"
+        elif one.reward < 1.0:
+            return "failed"
+        if one.grade is not None and one.grade.alarms:
+            return "raised an alarm"
+        if not one.prompt_ids or not one.num_sampled_tokens():
+            return "empty"
+        budgets = self.budgets
+        beyond = {
+            "context_tokens": tokens > budgets.context_tokens,
+            "trajectory_tokens": one.num_sampled_tokens() > budgets.trajectory_tokens,
+            "turn_tokens": max(len(turn.action_ids) for turn in one.turns) > budgets.turn_tokens,
+            "max_turns": len(one.turns) > budgets.max_turns,
+        }
+        return next((f"beyond rollout.{name}" for name, is_beyond in beyond.items() if is_beyond), "")
+
+
+def _flat(groups: Iterable[Group]) -> list[Trajectory]:
+    return [t for group in groups for t in group.trajectories]
 
 
 def _solved(task: AnyTask) -> Task:

@@ -4,57 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from pathlib import Path
 
+from composer_replication.envs.source import AnyTask
 from composer_replication.loss.batch import collate
 from composer_replication.loss.batch_keys import Batch
-from composer_replication.rollouts.protocol import Budgets
+from composer_replication.rollouts.protocol import Budgets, Engine
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.trainer.signals import SignalMaker, Signals
-from composer_replication.trainer.stages.demonstrations import Demonstrations
+from composer_replication.trainer.stages.demonstrations import DemonstrationSources
 from composer_replication.types import Group, Pair, Trajectory
 
 _UNBOUNDED = Budgets(turn_tokens=1 << 22, trajectory_tokens=1 << 24, context_tokens=1 << 26, max_turns=1 << 10)
-"""What a demonstration of another may take; those too long for the policy are left out afterwards, and counted."""
+"""The budgets of solutions: those that the policy's own budgets do not allow are left out afterwards, and counted."""
 
 
 class DemonstrationCollector(RolloutCollector):
-    """Gives each step its demonstrations in place of rollouts. They are gathered before the first step and then kept in the run
-    directory, as its traces. Evaluations are those of any arm."""
+    """Gives each step its demonstrations in place of rollouts. Evaluations are those of any arm."""
 
-    _found: Sequence[Trajectory] = ()
+    found: Sequence[Trajectory] = ()
+    """The demonstrations, once `gather` has been called."""
+
+    async def gather(self, sources: DemonstrationSources, folder: Path) -> None:
+        """Gather the demonstrations, count what the policy has tried for them, and say where they are from.
+
+        To be called before the arm begins or is resumed. `folder` keeps what was rolled out; it belongs to these sources.
+
+        Raises:
+            ConfigError: as `DemonstrationSources.gather`.
+        """
+        gathered = await sources.gather(self._demonstrate, folder)
+        self.engine.rest()
+        self.found = gathered.trajectories
+        self.journal.meter.count(gathered.sampled)
+        sft, count = self.config.sft, len(self.found)
+        passes = sft.steps * min(sft.batch, count) / count
+        self.journal.note(f"{count} demonstrations ({gathered}); {sft.steps} steps are {passes:.1f} passes over them")
 
     async def collect(self, step: int, version: int) -> list[Group]:
         """Return the demonstrations of a step, each a group by itself; every pass over all of them is a new permutation."""
         del version
-        if not self._found:
-            self._found = self.context.run_dir.read_traces(self.arm) or await self._gather()
-        chosen = choose_tasks(self._found, self.config.seed, step, min(self.config.sft.batch, len(self._found)))
+        chosen = choose_tasks(self.found, self.config.seed, step, min(self.config.sft.batch, len(self.found)))
         return [Group(group_id=one.trajectory_id, task_id=one.task_id, trajectories=(one,)) for one in chosen]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return how many demonstrations a step learns from; they were rewarded when they were gathered."""
         return {"sft/demonstrations": float(len(groups))}
 
-    async def _gather(self) -> list[Trajectory]:
-        """Gather the demonstrations, keep them, and say where they are from. Raises as `Demonstrations.gather`."""
-        sft, run_dir = self.config.sft, self.context.run_dir
-        most = min(self.config.rollout.context_tokens, self.context_window)
-        folder = run_dir.path / "demonstrations" / self.arm
-        demonstrations = Demonstrations(sft, self.renderer, most, folder)
-        own, others = (partial(self.demonstrate, budgets=budgets) for budgets in (Budgets.of(self.config.rollout), _UNBOUNDED))
-        found = await demonstrations.gather(
-            [task for task in self.context.train if not task.spec.impossible],
-            lambda tasks, siblings, engine, what: (own if engine is None else others)(tasks, siblings, engine, what),
-        )
-        self.engine.rest()
-        run_dir.write_traces(self.arm, found)
-        counted = ", ".join(f"{count} {what}" for what, count in demonstrations.counts.items())
-        passes = sft.steps * min(sft.batch, len(found)) / len(found)
-        self.journal.note(f"{len(found)} demonstrations ({counted}); {sft.steps} steps are {passes:.1f} passes over them")
-        return found
+    async def _demonstrate(self, siblings: int, engine: Engine | None, what: str, tasks: Sequence[AnyTask]) -> list[Group]:
+        budgets = Budgets.of(self.config.rollout) if engine is None else _UNBOUNDED
+        return await self.demonstrate(tasks, siblings, engine, what, budgets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +79,11 @@ class ImitationSignals(SignalMaker):
         return {}
 
 
-def learn_from_demonstrations(trainer: ArmTrainer) -> None:
-    """Let an arm learn from demonstrations."""
+def learn_from_demonstrations(trainer: ArmTrainer) -> DemonstrationCollector:
+    """Let an arm learn from demonstrations, and return what gathers them."""
     before = trainer.collector
-    trainer.collector = DemonstrationCollector(before.context, before.config, before.engine, before.renderer, before.journal)
+    collector = DemonstrationCollector(before.context, before.config, before.engine, before.renderer, before.journal)
+    trainer.collector = collector
     known = {field.name: getattr(trainer.signals, field.name) for field in fields(SignalMaker)}
     trainer.signals = ImitationSignals(**known)
+    return collector
