@@ -17,8 +17,8 @@ class SftConfig(Section):
 
     enabled: bool = False
     """Fine-tune before RL: `composer sft` trains, and `composer train` starts from what it wrote instead of from `model.path`.
-    Turn it on for a model that does not call tools yet, or that passes almost no task. It trains in this process, or in those that
-    torchrun starts, whatever substrate RL has."""
+    Turn it on for a model that does not call tools yet, or that passes almost no task. It trains in this process, or in those
+    that torchrun starts, whatever substrate RL has."""
     oracle: Annotated[bool, _IF_ENABLED] = True
     """Demonstrate every training task by its own solution, written with the agent's edit and submit tools. It teaches the format
     of calls and the code, and neither how to look around nor how to recover."""
