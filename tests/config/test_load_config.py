@@ -315,11 +315,15 @@ def test_every_field_says_what_it_is_for() -> None:
 
 def test_the_run_files_of_the_readme_are_valid(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    alone, teachers = re.findall(r"^```toml\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)
+    alone, sft, teachers = re.findall(r"^```toml\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "tasks").mkdir()
     (tmp_path / "run.toml").write_text(alone)
     config = load_config(tmp_path / "run.toml")
     assert (config.teachers, list(config.arms)) == ((), ["main"])
+    (tmp_path / "teacher.jsonl").touch()
+    (tmp_path / "run.toml").write_text(alone + sft)
+    config = load_config(tmp_path / "run.toml")
+    assert (config.sft.enabled, config.sft.traces) == (True, (tmp_path / "teacher.jsonl",))
     start, end = alone.split("[loss.replay]\nweight = 0.0\n")
     assert end == ""
     (tmp_path / "run.toml").write_text(start + teachers)

@@ -112,7 +112,7 @@ def test_every_arm_has_its_curves_and_its_row(trained):
     assert "weights of other:" in said.getvalue()
     assert str(Path("other", "outputs", "weights", "step_2")) in said.getvalue().replace("\n", "")
     off = [(e["arm"], e["off"]) for e in run_dir.read_events() if e.get("off")]
-    assert ("one", "its weight is 0") in [(arm, why["hint"]) for arm, why in off if "hint" in why]
+    assert ("one", "loss.hint.weight is 0") in [(arm, why["hint"]) for arm, why in off if "hint" in why]
 
 
 def test_hints_that_do_not_reach_the_trainer_are_an_error_when_all_is_recorded(trained, tmp_path):
