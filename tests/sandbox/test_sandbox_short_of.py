@@ -105,10 +105,10 @@ def test_a_supervisor_that_dies_in_the_middle_of_its_report(base, kept):
     def send(fds):
         os.write(fds.report, written)
 
-    before = os.listdir("/proc/self/fd")
+    before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(SandboxError, match="in the middle of its report"):
         Pump(b"", Limits()).run(send, request_of(base), time.monotonic() + 60)
-    assert os.listdir("/proc/self/fd") == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # what earlier tests have left may be collected meanwhile
 
 
 def test_boxes_described_otherwise_share_their_users():
