@@ -80,7 +80,8 @@ def test_the_user_of_a_box(box, base, warm, answer):
     """
     uid, gid, bounding = answer(box, base, code, warm=warm)
     if box.isolation.name == "landlock":
-        assert box.isolation.user.startswith(f"uid {uid}")
+        # one of those that boxes take in turn: another of this process may have the first
+        assert uid in box._setup.uids or box.isolation.user.startswith(f"uid {uid}")
         assert bounding == "0" * 16 or os.geteuid() != 0
     else:
         assert (uid, gid, bounding) == (65534, 65534, "0" * 16)
