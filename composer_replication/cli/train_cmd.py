@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from composer_replication.cli.support.dry_run import after_sft, check, plan_along
+from composer_replication.cli.support.options import ResumeOption
 from composer_replication.cli.support.overrides import refuse_misspelt
 from composer_replication.config import field_lines, load_config
 from composer_replication.observe.console import echo
@@ -26,9 +27,7 @@ def _show_fields(asked: bool) -> None:
 def train(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(help="The run file (TOML).")],
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the last checkpoint; start a new run when there is none.")
-    ] = False,
+    resume: ResumeOption = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -85,9 +84,7 @@ def _in_group(body: Callable[[], object]) -> None:
 def sft(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(help="The run file (TOML), with sft.enabled = true.")],
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the last checkpoint; start anew when there is none.")
-    ] = False,
+    resume: ResumeOption = False,
 ) -> None:
     """Fine-tune the model of a run on demonstrations that pass their tests. Any field of the run file can be overridden.
 

@@ -41,9 +41,9 @@ def merge_command(
 
     Any server loads what this writes, and a later run may start from it.
     """
-    from composer_replication.config import ModelConfig
+
     from composer_replication.loss.forward.adapters import ADAPTER_FILE
-    from composer_replication.loss.forward.models import load_policy, save_policy
+    from composer_replication.loss.forward.models import write_merged
     from composer_replication.observe.files import storage_errors
     from composer_replication.types.errors import ConfigError
 
@@ -51,7 +51,6 @@ def merge_command(
         raise ConfigError(f"{adapters} holds no LoRA adapters (no {ADAPTER_FILE})", fix="name a checkpoint of a LoRA run")
     if into.is_dir() and any(into.iterdir()):
         raise ConfigError(f"{into} is not empty", fix="name a new folder")
-    model, tokenizer = load_policy(ModelConfig(path=str(adapters), device="cpu"))
     with storage_errors(into):
-        save_policy(model.bfloat16(), tokenizer, into)
+        write_merged(adapters, into, "bfloat16")
     echo(f"{into} holds the whole model")

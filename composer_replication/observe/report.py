@@ -177,7 +177,7 @@ def _link(arm: str, rollout: Alarmed) -> str:
 
 def _channels_off(run: RunDir) -> str:
     """List for each arm the channels that were off at some step and the reasons given."""
-    last = {(e["arm"], e["step"]): e["off"] for e in run.read_events() if e["kind"] == "step"}  # a resumed run repeats steps
+    last = run.read_off()
     steps = Counter(arm for arm, _ in last)
     reasons = Counter((arm, channel, reason) for (arm, _), off in last.items() for channel, reason in off.items())
     if not steps:

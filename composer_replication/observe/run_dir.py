@@ -226,6 +226,11 @@ class RunDir:
         """Read every event in file order, a torn last one left out."""
         return list(files.read_lines(self.events_path))
 
+    def read_off(self) -> dict[tuple[str, int], Mapping[str, str]]:
+        """Read why channels were off, by arm and step, as it was when the step was taken for the last time: a resumed run repeats
+        steps."""
+        return {(event["arm"], event["step"]): event["off"] for event in self.read_events() if event["kind"] == "step"}
+
     def read_trajectories(self, arm: str, step: int) -> list[Trajectory]:
         """Read the trajectories of one step, exactly as they were written. Raises ConfigError when the step has none."""
         path = self.trajectories_path(arm, step)

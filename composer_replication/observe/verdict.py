@@ -24,7 +24,7 @@ _MOST = 0.5
 
 
 class Learnt(StrEnum):
-    """What became of a policy."""
+    """How a policy changed."""
 
     BETTER = "better"
     """pass@1 on held-out tasks rose, and the interval of its change excludes 0."""
@@ -40,14 +40,14 @@ class Learnt(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What one arm learnt."""
+    """Judges what one arm learnt."""
 
     arm: str
     learnt: Learnt
     finding: str
     """One sentence: what was measured, or why nothing was learnt."""
     fix: str = ""
-    """What to try; empty where nothing needs to be."""
+    """Advice on what to try; empty where there is none."""
     idle: Mapping[str, str] = field(default_factory=dict)
     """By channel that the run turned on and that trained at no step: the most frequent reason."""
 
@@ -93,7 +93,7 @@ class PassRateChange:
 def run_verdicts(run: RunDir) -> list[Verdict]:
     """Return the verdict on every arm that has taken a step. Raises StorageError when a file of the run is damaged."""
     lines = [line for line in run.read_metrics() if line.step > 0]
-    off = {(e["arm"], e["step"]): e["off"] for e in run.read_events() if e["kind"] == "step"}  # a resumed run repeats steps
+    off = run.read_off()
     return [
         _verdict(
             run,

@@ -26,7 +26,7 @@ from composer_replication.trainer.step_rewards import mean_scores
 from composer_replication.types import Group, Trajectory
 from composer_replication.types.errors import CheckpointError, SandboxError
 
-EVAL_STEP, TRACE_STEP, DEMONSTRATION_STEP = -1, -2, -3
+EVAL_STEP, TRACE_STEP = -1, -2
 """Step names of rollouts outside training, so that their draws are their own."""
 
 
@@ -196,23 +196,17 @@ class RolloutCollector:
     async def roll_out_held_out(self, tasks: Sequence[AnyTask]) -> list[Group]:
         """Return the groups of an evaluation on some of the held-out tasks, graded or not. They are not counted."""
         budgets = Budgets.of(self.config.rollout)
-        return await self._collected(tasks, self.config.eval.samples, EVAL_STEP, 0, "eval", self.engine, budgets)
-
-    async def demonstrate(
-        self, tasks: Sequence[AnyTask], siblings: int, engine: Engine | None, what: str, budgets: Budgets
-    ) -> list[Group]:
-        """Return rollouts to imitate, by the starting policy or by another engine. They are not counted yet."""
-        return await self._collected(tasks, siblings, DEMONSTRATION_STEP, 0, what, engine or self.engine, budgets)
+        return await self._collect_groups(tasks, self.config.eval.samples, EVAL_STEP, 0, "eval", self.engine, budgets)
 
     async def _roll_out(self, tasks: Sequence[AnyTask], siblings: int, *, step: int, version: int, phase: str) -> list[Group]:
         """Return rollouts of the policy, counted. Raises SandboxError when none of them could be graded."""
         budgets = Budgets.of(self.config.rollout)
-        groups = await self._collected(tasks, siblings, step, version, phase, self.engine, budgets)
+        groups = await self._collect_groups(tasks, siblings, step, version, phase, self.engine, budgets)
         refuse_unscored(groups, f"{self.arm}: {phase}")
         self.journal.meter.count(flat(groups))
         return groups
 
-    async def _collected(
+    async def _collect_groups(
         self,
         tasks: Sequence[AnyTask],
         siblings: int,

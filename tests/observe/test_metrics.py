@@ -5,28 +5,10 @@ import random
 
 import pytest
 import scipy.stats
+from made_trajectories import scored_group
 
 from composer_replication.observe import mean_and_se, pass_at_1, usd
-from composer_replication.types import Group, Reward, StopReason, Trajectory, Unscored
-
-
-def group(task: str, *rewards: Reward) -> Group:
-    trajectories = tuple(
-        Trajectory(
-            trajectory_id=f"0/{task}/{n}",
-            task_id=task,
-            policy_version=0,
-            messages=(),
-            tools=(),
-            prompt_ids=(),
-            turns=(),
-            stop_reason=StopReason.SUBMITTED,
-            temperature=1.0,
-            reward=reward,
-        )
-        for n, reward in enumerate(rewards)
-    )
-    return Group(group_id=f"0/{task}", task_id=task, trajectories=trajectories)
+from composer_replication.types import Unscored
 
 
 def test_standard_error_agrees_with_scipy() -> None:
@@ -44,24 +26,26 @@ def test_what_cannot_be_estimated_is_nan() -> None:
 
 
 def test_tasks_count_equally_whatever_their_number_of_rollouts() -> None:
-    mean, se = pass_at_1([group("a", 1.0, 1.0, 1.0, 0.0), group("b", 0.0)])
+    mean, se = pass_at_1([scored_group("a", 1.0, 1.0, 1.0, 0.0), scored_group("b", 0.0)])
     assert mean == pytest.approx(0.375)
     assert se == pytest.approx(float(scipy.stats.sem([0.75, 0.0])))
 
 
 def test_unscored_is_neither_zero_nor_one_and_partial_rewards_do_not_pass() -> None:
-    groups = [group("a", 1.0, Unscored("box")), group("b", Unscored("box")), group("c", 0.5, 0.0)]
+    groups = [scored_group("a", 1.0, Unscored("box")), scored_group("b", Unscored("box")), scored_group("c", 0.5, 0.0)]
     assert pass_at_1(groups)[0] == pytest.approx(0.5)
 
 
 def test_groups_of_one_task_are_pooled() -> None:
-    assert pass_at_1([group("a", 1.0), group("a", 0.0), group("b", 1.0)]) == pass_at_1([group("a", 1.0, 0.0), group("b", 1.0)])
+    assert pass_at_1([scored_group("a", 1.0), scored_group("a", 0.0), scored_group("b", 1.0)]) == pass_at_1(
+        [scored_group("a", 1.0, 0.0), scored_group("b", 1.0)]
+    )
 
 
 def test_the_standard_error_covers_the_spread_between_samples_of_tasks() -> None:
     """Tasks here are all-or-nothing: an error computed over rollouts as if they were independent would be 4 times too small."""
     rng = random.Random(0)
-    results = [pass_at_1([group(f"t{n}", *[float(rng.random() < 0.5)] * 16) for n in range(40)]) for _ in range(400)]
+    results = [pass_at_1([scored_group(f"t{n}", *[float(rng.random() < 0.5)] * 16) for n in range(40)]) for _ in range(400)]
     means = [mean for mean, _ in results]
     spread = mean_and_se(means)[1] * math.sqrt(len(means))
     typical = sum(se for _, se in results) / len(results)

@@ -1,4 +1,4 @@
-"""What a run says at its end about what was learnt."""
+"""A run says at its end what was learnt."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import scipy.stats
+from made_trajectories import scored
 
 from composer_replication.observe import RunDir
 from composer_replication.observe.metrics import t_975
 from composer_replication.observe.report import rebuild_report
 from composer_replication.observe.verdict import Learnt, Verdict, change_of, refuse_failed, run_verdicts
-from composer_replication.types import Reward, StopReason, Trajectory, Unscored
+from composer_replication.types import Reward, Trajectory, Unscored
 from composer_replication.types.channels import switched_off
 from composer_replication.types.errors import NothingLearntError
 
@@ -25,22 +26,7 @@ ALL_OFF = {"rlvr": EQUAL, "hint": NO_TURNS, "replay": switched_off("replay")}
 
 
 def rollouts(rewards: Mapping[str, Sequence[Reward]]) -> list[Trajectory]:
-    return [
-        Trajectory(
-            trajectory_id=f"{task}/{n}",
-            task_id=task,
-            policy_version=0,
-            messages=(),
-            tools=(),
-            prompt_ids=(),
-            turns=(),
-            stop_reason=StopReason.SUBMITTED,
-            temperature=1.0,
-            reward=reward,
-        )
-        for task, each in rewards.items()
-        for n, reward in enumerate(each)
-    ]
+    return [scored(task, n, reward) for task, each in rewards.items() for n, reward in enumerate(each)]
 
 
 def write(

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import scipy.stats
 from in_process import composer_here
+from made_trajectories import scored_group
 from world import World
 
 from composer_replication.config import load_config
 from composer_replication.observe.metrics import interval_95, pass_at_k
 from composer_replication.tasks import load_tasks
 from composer_replication.trainer.stages.evaluation import policies_of, score
-from composer_replication.types import Group, StopReason, Trajectory, Unscored
+from composer_replication.types import Unscored
 from composer_replication.types.errors import ConfigError
 
 
@@ -52,19 +53,7 @@ def test_the_interval_of_equal_outcomes_is_the_binomial_one() -> None:
 
 
 def test_a_result_is_json_also_where_nothing_can_be_estimated() -> None:
-    one = Trajectory(
-        trajectory_id="-1/a/0",
-        task_id="a",
-        policy_version=0,
-        messages=(),
-        tools=(),
-        prompt_ids=(),
-        turns=(),
-        stop_reason=StopReason.SUBMITTED,
-        temperature=1.0,
-        reward=0.5,
-    )
-    found = score("policy", "folder", [Group(group_id="-1/a", task_id="a", trajectories=(one,))])
+    found = score("policy", "folder", [scored_group("a", 0.5)])
     plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert plain["pass_at_1_se"] is None
     assert plain["pass_at"] == [{"k": 1, "tasks": 1, "mean": 0.0, "low": 0.0, "high": pytest.approx(0.975)}]

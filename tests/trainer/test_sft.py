@@ -144,7 +144,7 @@ def test_nothing_to_learn_from_is_refused(run_file: Path) -> None:
 
 @pytest.fixture
 def oracles(world: World, run_file: Path) -> list[Trajectory]:
-    """What the oracle does on the tasks, in the policy's tokens."""
+    """Roll the oracle out on the tasks, in another tokenizer's ids."""
     finish_in = run_file.parent / "oracle"
     done = composer_here(
         "rollout", "--tasks", str(world.tasks), "--policy", "oracle", "--out", str(finish_in), cwd=run_file.parent

@@ -49,3 +49,8 @@ def refuse_overwriting(read: dict[str, Path | None], written: dict[str, Path | N
         other = taken.setdefault(path.resolve(), name)
         if other != name:
             raise ConfigError(f"{name} and {other} are the same file, {path}", fix=f"give {name} a separate file")
+
+
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue from the last checkpoint; start a new run when there is none.")
+]

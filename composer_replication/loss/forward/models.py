@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -326,6 +326,17 @@ def load_weights(folder: Path, *, like: PreTrainedModel) -> dict[str, torch.Tens
         return read_adapters(folder)
     with no_progress_bars():
         return type(like).from_pretrained(folder, dtype=like.dtype).state_dict()
+
+
+def write_merged(adapters: Path, into: Path, dtype: Literal["float32", "bfloat16"]) -> None:
+    """Add LoRA adapters to the model that they were trained on, in float32, and write the whole model in another type.
+
+    Raises:
+        ModelError: as `load_policy`.
+        OSError: the disk refuses.
+    """
+    model, tokenizer = load_policy(ModelConfig(path=str(adapters), device="cpu", precision="float32"))
+    save_policy(model.bfloat16() if dtype == "bfloat16" else model, tokenizer, into)
 
 
 def save_policy(

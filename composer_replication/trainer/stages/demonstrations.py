@@ -28,7 +28,7 @@ RollOut: TypeAlias = Callable[[int, Engine | None, str, Sequence[AnyTask]], Awai
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """What a policy is fine-tuned on, and where it comes from."""
+    """The conversations that a policy is fine-tuned on, and where they come from."""
 
     trajectories: Sequence[Trajectory]
     counts: Mapping[str, int]

@@ -17,6 +17,8 @@ from composer_replication.trainer.signals import SignalMaker, Signals
 from composer_replication.trainer.stages.demonstrations import DemonstrationSources
 from composer_replication.types import Group, Pair, Trajectory
 
+DEMONSTRATION_STEP = -3
+"""The step of their rollouts, so that their draws are their own (`collector.EVAL_STEP` and `TRACE_STEP` are the others)."""
 _UNBOUNDED = Budgets(turn_tokens=1 << 22, trajectory_tokens=1 << 24, context_tokens=1 << 26, max_turns=1 << 10)
 """The budgets of solutions: those that the policy's own budgets do not allow are left out afterwards, and counted."""
 
@@ -54,8 +56,9 @@ class DemonstrationCollector(RolloutCollector):
         return {"sft/demonstrations": float(len(groups))}
 
     async def _demonstrate(self, siblings: int, engine: Engine | None, what: str, tasks: Sequence[AnyTask]) -> list[Group]:
+        """Return rollouts to imitate, by the starting policy or by another engine."""
         budgets = Budgets.of(self.config.rollout) if engine is None else _UNBOUNDED
-        return await self.demonstrate(tasks, siblings, engine, what, budgets)
+        return await self._collect_groups(tasks, siblings, DEMONSTRATION_STEP, 0, what, engine or self.engine, budgets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from composer_replication.config import ModelConfig, RunConfig, config_from
+from composer_replication.config import RunConfig, config_from
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.adapters import ADAPTER_FILE
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
-from composer_replication.loss.forward.models import load_policy, save_policy
+from composer_replication.loss.forward.models import write_merged
 from composer_replication.observe import Phase
 from composer_replication.observe.files import storage_errors
 from composer_replication.observe.summary import SummaryRow
@@ -113,11 +113,10 @@ def write_whole(config: RunConfig) -> None:
     found = latest_checkpoint(folder / "ckpt" / ARM)
     if found is None or not (found / ADAPTER_FILE).is_file():
         return
-    model, tokenizer = load_policy(ModelConfig(path=str(found), device="cpu", precision="float32"))
     partial = folder / ".model.partial"
     with storage_errors(partial):
         shutil.rmtree(partial, ignore_errors=True)
-        save_policy(model, tokenizer, partial)
+        write_merged(found, partial, "float32")
         shutil.rmtree(folder / "model", ignore_errors=True)
         partial.rename(folder / "model")
 
