@@ -51,6 +51,22 @@ def test_version_2_without_the_controllers_is_none(tmp_path):
     assert find_cgroups(V2_LINE.format(root="/", point=tmp_path), "0::/a\n") is None
 
 
+def test_the_first_mount_point_counts_and_not_that_of_a_chroot_which_may_go(tmp_path):
+    for top in ("system", "chroot"):
+        (tmp_path / top).mkdir()
+        v2(tmp_path / top, "a", controllers={"": "memory pids", "a": ""})
+    lines = [V2_LINE.format(root="/", point=tmp_path / top) for top in ("system", "chroot")]
+    found = find_cgroups("\n".join(lines), "0::/a\n")
+    assert found == Cgroups(2, tmp_path / "system", tmp_path / "system", None)
+
+
+def test_a_mount_over_another_at_the_same_place_counts(tmp_path):
+    v2(tmp_path, "box", controllers={"": "memory pids", "box": ""})
+    lines = [V2_LINE.format(root=root, point=tmp_path) for root in ("/", "/docker/abc")]
+    found = find_cgroups("\n".join(lines), "0::/docker/abc/box\n")
+    assert found == Cgroups(2, tmp_path, tmp_path, None)
+
+
 def test_version_1_uses_the_groups_this_process_is_in(tmp_path):
     for name in ("memory/mine", "pids", "cpuacct"):
         (tmp_path / name).mkdir(parents=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from composer_replication.sandbox.backends import linux, seccomp
+from composer_replication.sandbox.backends import seccomp
 from composer_replication.sandbox.backends.namespaces import (
     BOX_UID,
     ETC_FILES,
@@ -24,9 +24,7 @@ def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
     stage = mount_stage(request.scratch)
     changes = stage.lay_out(request)
     argv = [request.program, *filter_options(), *_arguments(stage, request)]
-    pid = fork_command(
-        request, fds, error_fd, argv=argv, env={}, directory="/", cgroups=cgroups, confine=linux.join_session_keyring
-    )
+    pid = fork_command(request, fds, error_fd, argv=argv, env={}, directory="/", cgroups=cgroups)
     return Started(pid=pid, changes=changes, returncode=_returncode, finish=stage.disk_full)
 
 
@@ -59,7 +57,7 @@ def _arguments(stage: Stage, request: BoxRequest) -> list[str]:
     for name in ("proc", "dev"):
         argv += [f"--{name}", f"/{name}", "--remount-ro", f"/{name}"]
     if os.path.exists(KEY_LIST):
-        argv += ["--ro-bind", "/dev/null", KEY_LIST]
+        argv += ["--dev-bind", "/dev/null", KEY_LIST]
     for path in ("/tmp", "/dev/shm"):
         argv += ["--bind", tmp, path]
     for path in request.binds:

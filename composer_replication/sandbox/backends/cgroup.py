@@ -181,7 +181,10 @@ def _candidates(hierarchies: dict[str, tuple[Path, Path]]) -> list[Cgroups]:
 
 
 def _hierarchies(mountinfo: str, own: str) -> dict[str, tuple[Path, Path]]:
-    """Map each controller ('' for version 2) to (mount point, folder of this process's own group below it)."""
+    """Map each controller ('' for version 2) to (mount point, folder of this process's own group below it).
+
+    Of several mount points the first counts: later ones belong to containers and chroots, and go when those go.
+    """
     paths: dict[str, str] = {}
     for line in own.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -193,7 +196,7 @@ def _hierarchies(mountinfo: str, own: str) -> dict[str, tuple[Path, Path]]:
         kind, _, options = right.split(" ", 2)
         names = [""] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []
         for name in names:
-            if name in paths:
+            if name in paths and found.get(name, (Path(point),))[0] == Path(point):
                 inside = os.path.relpath(paths[name], root)
                 folder = Path(point) if inside.startswith("..") else Path(point) / inside
                 found[name] = (Path(point), folder)

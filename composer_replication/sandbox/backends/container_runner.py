@@ -107,7 +107,9 @@ def _start(request: BoxRequest, fds: BoxFds, error_fd: int, tree: bytes, room: P
 
 
 def _seal() -> None:
-    """Load our filter besides the daemon's, which may be switched off and allows more, such as tracing and most sockets."""
+    """Leave the session keyring, and load our filter besides the daemon's, which may be switched off and allows more, such as
+    tracing and most sockets."""
+    linux.join_session_keyring()
     seccomp.seal(seccomp.box_filter())
 
 

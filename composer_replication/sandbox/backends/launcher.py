@@ -24,6 +24,7 @@ from typing import TypeAlias
 from composer_replication.sandbox.backends import bubblewrap, landlock, linux, namespaces, seccomp, system, unsafe
 from composer_replication.sandbox.backends.cgroup import Cgroups, UsageMeter
 from composer_replication.sandbox.backends.preload import ONLY_STANDARD_LIBRARY, preload
+from composer_replication.sandbox.backends.rehearsal import refusing, rehearse
 from composer_replication.sandbox.backends.supervisor import (
     SETUP_ERRORS,
     Backend,
@@ -45,6 +46,8 @@ _NEWS = struct.Struct("ci")
 _TAKEN, _DONE = b"t", b"d"
 """Messages of a sandbox to the launcher, sent with its process id."""
 _LOOK_ROUND_MS = 1000
+_HOST_FIRST_S = 0.002
+"""Time in which the host, which the kernel wakes on the same processor, reads a report: the end of a process takes a while."""
 
 
 def main(
@@ -117,18 +120,20 @@ def _prepare_seal() -> None:
 
 
 def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: Cgroups | None, owner: int) -> None:
-    """Prepare a sandbox, wait for a request, and serve it."""
+    """Prepare a sandbox with a session keyring of its own, wait for a request, and serve it."""
     os.setsid()
     group: Cgroups | None = None
     meter: UsageMeter | None = None
     start: Backend
     try:
+        linux.join_session_keyring()  # the sandbox's processes inherit it
         if cgroups is not None:
             group = cgroups.create(owner)
             meter = group.meter()
         start = _BACKENDS[backend] if backend in _BACKENDS else namespaces.prepare(scratch, group.procs if group else []).start
+        rehearse(group, meter)
     except SETUP_ERRORS as error:
-        start = _refusing(str(error))
+        start = refusing(str(error))
     received = receive_fds(connection, len(BoxFds._fields))
     if not received:
         return
@@ -141,6 +146,7 @@ def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: 
         return started
 
     supervise(start_and_tell, read_request(fds.request), fds, group, meter)
+    time.sleep(_HOST_FIRST_S)
     os.write(news, _NEWS.pack(_DONE, os.getpid()))
 
 
@@ -151,15 +157,6 @@ def _buried(how: int, cgroups: Cgroups | None, owner: int) -> Iterator[int]:
             if cgroups is not None:
                 cgroups.remove_of(owner, pid)
             yield pid
-
-
-def _refusing(reason: str) -> Backend:
-    """Return a backend that gives this reason when it is asked to start a command."""
-
-    def refuse(_request: BoxRequest, _fds: BoxFds, _error_fd: int) -> Started:
-        raise OSError(reason)
-
-    return refuse
 
 
 def become(program: WarmProgram, path: list[str]) -> types.ModuleType:

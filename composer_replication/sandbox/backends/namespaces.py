@@ -25,6 +25,7 @@ from composer_replication.sandbox.backends.supervisor import (
     read_request,
     receive_fds,
     send_fds,
+    take_limits,
 )
 from composer_replication.sandbox.backends.system import system_view
 from composer_replication.sandbox.request import BoxFds, BoxRequest
@@ -105,6 +106,7 @@ def prepare(scratch: str, cgroup_procs: Sequence[str]) -> Prepared:
     os.close(status_write)
     os.close(theirs)
     _expect_ready(ours)
+    stage.rehearse()
     return Prepared(stage, pid, status_read, ours)
 
 
@@ -231,6 +233,7 @@ def _command(connection: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
             os._exit(0)
         request_fd, error_fd, *streams = received
         request = read_request(request_fd)
+        take_limits(request)
         os.write(connection, _READY)
     except SETUP_ERRORS as error:
         os.write(connection, str(error).encode()[:_MESSAGE])

@@ -135,7 +135,6 @@ def box_filter() -> bytes:
 
 
 def seal(program: bytes) -> None:
-    """Leave the host's session keyring and load a filter, in the last process of a sandbox before its command. Raises OSError."""
+    """Load a filter in the last process of a sandbox before its command. Raises OSError."""
     linux.no_new_privs()
-    linux.join_session_keyring()
     linux.load_filter(program)

@@ -13,6 +13,8 @@ from composer_replication.sandbox.backends import linux
 from composer_replication.sandbox.changes import Changed, read_changes
 from composer_replication.sandbox.request import BoxRequest
 
+REHEARSED: dict[str, bytes | None] = {"rehearsal/file": b""}
+"""Changes of the request that a waiting sandbox goes through."""
 _WHITEOUT = os.makedev(0, 0)
 _FULL_BLOCKS = 16
 _FLAGS = linux.MS_NOSUID | linux.MS_NODEV
@@ -34,6 +36,16 @@ class Stage:
     def disk_full(self) -> bool:
         """Return True when not even a few pages are left of the sandbox's disk."""
         return os.fstatvfs(self.fd).f_bfree < _FULL_BLOCKS
+
+    def rehearse(self) -> None:
+        """Lay out a change and a mount, and remove both again: for what that saves see `rehearsal`. Raises OSError."""
+        upper = f"{os.path.dirname(self.root)}/upper"
+        _space_of(REHEARSED)
+        apply_changes(upper, REHEARSED, lower="/")
+        for path in REHEARSED:
+            shutil.rmtree(f"{upper}/{path.split('/')[0]}")
+        linux.bind(upper, self.repo)
+        linux.umount(self.repo)
 
     def lay_out(self, request: BoxRequest) -> Callable[[int, int], Changed]:
         """Put the tree at `repo`, within the sandbox's disk limit; return a function that reads its changes. Raises OSError.

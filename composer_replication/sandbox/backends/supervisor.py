@@ -22,8 +22,6 @@ from composer_replication.sandbox.request import WARM_FLAGS, BoxFds, BoxReport, 
 
 CHANNEL_FD = 3
 """The result channel's descriptor number in every sandbox."""
-_HOST_FIRST_S = 0.002
-"""Time in which the host, which the kernel wakes on the same processor, reads a report: the end of a process takes a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +82,7 @@ def fork_command(
             os.setsid()
             join_cgroups(cgroups)
             confine()
+            take_limits(request)
             exec_command(request, fds.streams, argv, env, directory)
         except SETUP_ERRORS as error:
             exit_with(error_fd, error)
@@ -108,27 +107,26 @@ def join_cgroups(fds: Sequence[int]) -> None:
         os.write(fd, b"0")
 
 
-def set_rlimits(request: BoxRequest) -> None:
-    """Set the limits; where a hard limit is lower already, that one stays."""
+def take_limits(request: BoxRequest) -> None:
+    """Take the limits of a sandbox's program; where a hard limit is lower already, that one stays."""
     for number, soft, hard in request.rlimits:
         allowed = resource.getrlimit(number)[1]
         if allowed != resource.RLIM_INFINITY:
             soft, hard = min(soft, allowed), min(hard, allowed)
         resource.setrlimit(number, (soft, hard))
+    os.umask(0o022)
 
 
 def exec_command(request: BoxRequest, streams: Sequence[int], argv: list[str], env: dict[str, str], directory: str) -> NoReturn:
-    """Become the sandbox's program: limits, default signals, and no descriptor but `streams`: stdin, stdout, stderr, the channel.
+    """Become the sandbox's program: default signals, and no descriptor but `streams`: stdin, stdout, stderr, the channel.
 
     Raises:
         WarmProgram: instead of an `exec`, when this process is the interpreter asked for.
     """
-    set_rlimits(request)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.chdir(directory)
-    os.umask(0o022)
     for target, fd in enumerate(streams):
         os.dup2(fd, target, inheritable=True)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if request.warm:
         linux.close_from(CHANNEL_FD + 1)
         linux.set_dumpable(True)
@@ -247,16 +245,20 @@ def supervise(backend: Backend, request: BoxRequest, fds: BoxFds, group: Cgroups
             )
     except SETUP_ERRORS as error:
         report = BoxReport(setup_error=str(error))
+    os.close(error_read)
     with contextlib.suppress(BrokenPipeError), open(fds.report, "wb") as file:  # unread when the host was killed
         file.write(report.dumps())
-    time.sleep(_HOST_FIRST_S)
 
 
 def _watch(backend: Backend, request: BoxRequest, fds: BoxFds, error_read: int, error_write: int) -> BoxReport:
     linux.set_subreaper()
     oom_before = _oom_kills(request)
     deadline = time.monotonic() + request.wall_s
-    started = backend(request, fds, error_write)
+    try:
+        started = backend(request, fds, error_write)
+    except SETUP_ERRORS:  # and not in a `WarmProgram`, which has closed its descriptors
+        os.close(error_write)
+        raise
     os.close(error_write)
     for fd in fds.streams:
         os.close(fd)
