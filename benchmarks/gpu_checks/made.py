@@ -19,7 +19,7 @@ from composer_replication.loss.forward.models import make_policy
 LOSS: dict[str, Any] = {
     "rlvr": {"objective": "dapo", "epsilon_low": 0.2, "epsilon_high": 0.28},
     "hint": {"weight": 0.7, "beta": 0.5, "self_teacher": "frozen"},
-    "replay": {"weight": 0.4, "dpo_beta": 0.3},
+    "replay": {"weight": 0.4, "variant": "dpo", "anchor": 0.5, "dpo_beta": 0.3},
 }
 """All three channels."""
 

@@ -54,11 +54,13 @@ def _hint(logits: Tensor, teacher: nn.Module, batch: Mapping[str, Tensor]) -> Te
 
 
 def _pairs(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """DPO (arXiv:2305.18290)."""
-    gained = {}
+    """DPO (arXiv:2305.18290) and its anchor, the negative log-likelihood of the chosen answers."""
+    sums, gained = {}, {}
     for side in ("chosen", "rejected"):
         ids, mask, wanted = (batch[f"dpo_{side}_{what}"] for what in ("input_ids", "attention_mask", "response_mask"))
         logprobs = _logprobs(_logits(model, ids, mask), ids)
-        gained[side] = (logprobs * wanted[:, 1:]).sum(-1) - batch[f"dpo_{side}_ref_logprobs"]
+        sums[side] = (logprobs * wanted[:, 1:]).sum(-1)
+        gained[side] = sums[side] - batch[f"dpo_{side}_ref_logprobs"]
     losses = -logsigmoid(LOSS["replay"]["dpo_beta"] * (gained["chosen"] - gained["rejected"]))
+    losses = losses - LOSS["replay"]["anchor"] * sums["chosen"]
     return (losses * batch["dpo_weights"]).sum() / batch["replay_denominator"]

@@ -195,8 +195,9 @@ class HintConfig(Section):
     (ema), or a mixture of current and starting ones (trust_region)."""
     rate: Annotated[float, Field(gt=0.0, le=1.0), ReadBy("self_teacher", "ema", "trust_region")] = 0.05
     """Set the update rate of the moving average (ema) or the mixing rate (trust_region)."""
-    reduction: Literal["turn", "token"] = "turn"
-    """Sum over a turn's tokens and average over turns (`turn`), or average over all tokens (`token`)."""
+    reduction: Literal["turn", "token"] = "token"
+    """Average over all compared tokens, as the other channels do over theirs (`token`), or sum over a turn's tokens and average
+    over turns (`turn`), which weighs a token more by the tokens of a turn."""
     detectors: tuple[str, ...] = (
         *("unknown_tool", "malformed_call", "invalid_arguments", "edit_not_applied", "path_not_found", "permission"),
         *("failed_run", "failed_grade", "repeated_action"),
@@ -222,15 +223,32 @@ class ReplayConfig(Section):
 
     weight: Weight = 1.0
     """Multiply the replay channel's loss by this. 0 turns the channel off."""
-    variant: Literal["dpo", "simpo"] = "dpo"
-    """Choose the loss on pairs: relative to the starting policy's log-probs (dpo), or length-normalized without a reference
-    (simpo)."""
-    dpo_beta: Annotated[float, Field(gt=0.0), ReadBy("variant", "dpo")] = 0.1
-    """Set DPO's beta. Lower it to let the policy move further from the reference."""
+    variant: Literal["sft", "dpo", "dpo_positive", "ipo", "apo_zero", "kto", "simpo"] = "sft"
+    """Choose the loss on pairs. `sft` raises the log-prob of the chosen answers alone, and stands wrong pairs best. The others
+    also push the rejected answers down, relative to the starting policy's log-probs: by the pair's margin (dpo), with a penalty
+    on chosen answers that become less likely (dpo_positive), up to a margin of 1 / (2 dpo_beta) in log-prob per token (ipo), each
+    answer for itself (apo_zero), or from a moving reference point (kto); simpo compares log-probs per token without a
+    reference."""
+    anchor: Annotated[Weight, ReadBy("variant", "dpo", "dpo_positive", "ipo", "apo_zero", "kto", "simpo")] = 1.0
+    """Add this times the loss of `sft` to that of the pairs. Without it the chosen answers lose probability together with the
+    rejected ones wherever both are much alike; 0 is refused in a run file."""
+    preference: Annotated[Weight, ReadBy("variant", "dpo", "dpo_positive", "ipo", "apo_zero", "kto", "simpo")] = 1.0
+    """Multiply the loss of the pairs, without its anchor, by this."""
+    dpo_beta: Annotated[float, Field(gt=0.0), ReadBy("variant", "dpo", "dpo_positive", "ipo", "apo_zero", "kto")] = 0.1
+    """Set the beta of the losses with a reference. Lower it to let the policy move further from the reference."""
+    label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5), ReadBy("variant", "dpo")] = 0.0
+    """Take each pair for labelled the wrong way round with this probability (conservative DPO). Set it to the share of wrong
+    pairs that you expect."""
+    dpo_positive_penalty: Annotated[Weight, ReadBy("variant", "dpo_positive")] = 5.0
+    """Multiply by this what a chosen answer has lost in log-prob since the start (lambda in the paper, which used 5 to 50)."""
     simpo_beta: Annotated[float, Field(gt=0.0), ReadBy("variant", "simpo")] = 2.0
     """Set SimPO's beta, which multiplies the difference of length-normalized log-probs."""
     simpo_gamma: Annotated[Weight, ReadBy("variant", "simpo")] = 1.0
     """Set SimPO's target margin."""
+    learning_rate: Annotated[float, Field(gt=0.0)] | None = None
+    """Learn from pairs in an optimizer step to themselves, with this learning rate and moments of their own. By default they
+    share the step and rate of the other channels. Set it, to a tenth of optimizer.learning_rate or so, for the losses that push
+    answers down. It doubles the optimizer's memory; the substrates trl, verl and prime_rl refuse it."""
     traces_per_task: Positive = 1
     """Freeze this many trajectories of the starting policy per training task for replay."""
     agreement_threshold: Positive = 2
@@ -247,6 +265,16 @@ class ReplayConfig(Section):
     """Stop asking teachers before their total cost, in US dollars, exceeds this. 0 allows only teachers whose price is zero."""
     gate: GateConfig = GateConfig()
     normalize: NormalizeConfig = NormalizeConfig()
+
+    @property
+    def has_reference(self) -> bool:
+        """True when the loss compares with the starting policy's log-probs."""
+        return self.variant not in ("sft", "simpo")
+
+    @property
+    def compares(self) -> bool:
+        """True when the loss reads the rejected answers."""
+        return self.variant != "sft"
 
 
 class LossConfig(Section):

@@ -187,6 +187,12 @@ class RunConfig(Section):
                 "optimizer.type = muon and model.precision = bfloat16: most of Muon's steps are smaller than bfloat16 can hold",
                 "set model.precision = mixed, or optimizer.type = adamw",
             )
+        replay = self.loss.replay
+        if replay.weight > 0 and replay.compares and replay.anchor == 0:
+            refuse(
+                f"loss.replay.anchor = 0 with variant = {replay.variant}: chosen answers would fall with the rejected ones",
+                "set loss.replay.anchor = 1, or variant = sft",
+            )
         if self.substrate.shard:
             self._shares_can_be_trained()
         if self.env.use is not None:

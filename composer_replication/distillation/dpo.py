@@ -6,9 +6,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from composer_replication.distillation._numerics import check_choice
+from composer_replication.distillation.preference import dpo_losses
 
 
 def dpo_loss(
@@ -31,20 +31,28 @@ def dpo_loss(
     shapes = {tuple(x.shape) for x in (chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps)}
     if len(shapes) != 1:
         raise ValueError(f"dpo_loss needs four tensors of one shape, got {sorted(shapes)}")
-    margin = (chosen_logps - ref_chosen_logps.detach()) - (rejected_logps - ref_rejected_logps.detach())
-    return pair_losses(beta * margin, weights, reduction)
+    distances = chosen_logps - ref_chosen_logps.detach(), rejected_logps - ref_rejected_logps.detach()
+    chosen, rejected = that_count(weights, *distances)
+    return weighed(dpo_losses(chosen, rejected, beta), weights, reduction)
 
 
-def pair_losses(margin: Tensor, weights: Tensor | None, reduction: Literal["mean", "none"]) -> Tensor:
-    """Return -log sigmoid(margin) [P], times the weights; for `mean` their sum over that of the weights (or the number of pairs).
-    A pair of weight 0 has no influence, whatever its margin; nothing that weighs gives 0 attached to the graph."""
+def that_count(weights: Tensor | None, *values: Tensor) -> tuple[Tensor, ...]:
+    """Return the values [P] of pairs with 0 in place of those whose weight is 0, which then have no influence, whatever they are.
+    Raises ValueError when there is not a weight for each."""
+    if weights is None:
+        return values
+    if any(value.shape != weights.shape for value in values):
+        raise ValueError(f"weights {tuple(weights.shape)} do not match the pairs {tuple(values[0].shape)}")
+    return tuple(torch.where(weights == 0, 0.0, value) for value in values)
+
+
+def weighed(losses: Tensor, weights: Tensor | None, reduction: Literal["mean", "none"]) -> Tensor:
+    """Return losses [P] of pairs times their weights; for `mean` the sum of that over the sum of the weights (or the number of
+    pairs). Nothing that weighs gives 0 attached to the graph."""
     check_choice("reduction", reduction, ("mean", "none"))
     if weights is None:
-        weights = torch.ones_like(margin)
-    if weights.shape != margin.shape:
-        raise ValueError(f"weights {tuple(weights.shape)} do not match the pairs {tuple(margin.shape)}")
-    losses = -logsigmoid(torch.where(weights == 0, 0.0, margin)) * weights
+        weights = torch.ones_like(losses)
     if reduction == "none":
-        return losses
+        return losses * weights
     total = weights.sum()
-    return losses.sum() / torch.where(total == 0, 1.0, total)
+    return (losses * weights).sum() / torch.where(total == 0, 1.0, total)

@@ -6,7 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from composer_replication.distillation.dpo import pair_losses
+from composer_replication.distillation.dpo import that_count, weighed
+from composer_replication.distillation.preference import simpo_losses
 
 
 def simpo_loss(
@@ -25,4 +26,5 @@ def simpo_loss(
     """
     if chosen_avg_logps.shape != rejected_avg_logps.shape:
         raise ValueError(f"simpo_loss needs one shape, got {tuple(chosen_avg_logps.shape)} and {tuple(rejected_avg_logps.shape)}")
-    return pair_losses(beta * (chosen_avg_logps - rejected_avg_logps) - gamma, weights, reduction)
+    chosen, rejected = that_count(weights, chosen_avg_logps, rejected_avg_logps)
+    return weighed(simpo_losses(chosen, rejected, beta, gamma), weights, reduction)

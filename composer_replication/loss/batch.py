@@ -48,7 +48,8 @@ def collate(
     - `objective` and `max_tokens`: see `policy_gradient.sequence_weights`.
     - `hint_reduction`: the hint denominator is the number of hinted turns ("turn": the mean over turns of the SUM over a
       turn's tokens) or of compared tokens ("token").
-    - `pairs`: weighted by confidence, divided by their number. Reference log-probs are included when every pair has both.
+    - `pairs`: weighted by confidence, divided by the tokens of their chosen answers, likewise weighted. Reference log-probs are
+      included when every pair has both.
 
     Raises ValueError on lengths that disagree, unknown or repeated trajectory ids, hints whose tokens do not stand where
     they say, empty continuations, and pairs of which only some have reference log-probs.
@@ -77,7 +78,7 @@ def _rows(
     max_tokens: int | None,
 ) -> Batch:
     ids = [trajectory.context_ids(len(trajectory.turns)) for trajectory in trajectories]
-    input_ids, attention_mask = _pad(ids, pad_id)
+    input_ids, attention_mask = right_padded(ids, pad_id)
     response_mask = torch.zeros_like(input_ids)
     old_logprobs, added = torch.zeros(input_ids.shape), torch.zeros(input_ids.shape)
     for i, trajectory in enumerate(trajectories):
@@ -140,7 +141,7 @@ def _hints(hints: Sequence[HintedTurn], trajectories: Sequence[Trajectory], pad_
     compared = offsets < lengths
     student_start = torch.tensor([[hint.student_start] for hint in hints])
     teacher_start = torch.tensor([[hint.teacher_start] for hint in hints])
-    teacher_ids, teacher_mask = _pad([hint.teacher_ids for hint in hints], pad_id)
+    teacher_ids, teacher_mask = right_padded([hint.teacher_ids for hint in hints], pad_id)
     if reduction not in ("turn", "token"):
         raise ValueError(f"unknown hint_reduction {reduction!r}: expected 'turn' or 'token'")
     return {
@@ -173,14 +174,14 @@ def _check_hint(hint: HintedTurn, rows: Mapping[str, int], trajectories: Sequenc
 def _pairs(pairs: Sequence[Pair], pad_id: int) -> Batch:
     batch: Batch = {
         "dpo_weights": torch.tensor([pair.confidence for pair in pairs]),
-        "replay_denominator": torch.tensor(float(len(pairs))),
+        "replay_denominator": torch.tensor(math.fsum(pair.confidence * len(pair.chosen_ids) for pair in pairs)),
     }
     for pair in pairs:
         if not (pair.prompt_ids and pair.chosen_ids and pair.rejected_ids):
             raise ValueError(f"pair {pair.pair_id!r}: prompt, chosen and rejected must each have at least one token")
     for side in ("chosen", "rejected"):
         continuations = [pair.chosen_ids if side == "chosen" else pair.rejected_ids for pair in pairs]
-        ids, attention_mask = _pad(
+        ids, attention_mask = right_padded(
             [(*pair.prompt_ids, *continuation) for pair, continuation in zip(pairs, continuations, strict=True)], pad_id
         )
         prompts = torch.tensor([[len(pair.prompt_ids)] for pair in pairs])
@@ -200,7 +201,7 @@ def _pairs(pairs: Sequence[Pair], pad_id: int) -> Batch:
     return batch
 
 
-def _pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+def right_padded(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
     """Return right-padded ids and attention mask, both int64 [rows, longest]."""
     ids = pad_sequence([torch.tensor(s, dtype=torch.int64) for s in sequences], batch_first=True, padding_value=pad_id)
     lengths = torch.tensor([[len(s)] for s in sequences])
@@ -257,6 +258,7 @@ def build_batch(tokenizer: Any, device: torch.device | str = "cpu", *, model: nn
     )
     pair = Pair(pair_id="quickstart", prompt_ids=prompt, chosen_ids=chosen, rejected_ids=rejected)
     batch = collate([trajectory], None, [hint], [pair], pad_id=pad_id, hint_reduction="token", device=device)
+    batch["replay_denominator"] = torch.ones((), device=device)  # the mean over pairs, as in the papers
     batch["labels"] = torch.where(batch["response_mask"] != 0, batch["input_ids"], -100)
     for side in ("chosen", "rejected"):
         batch[f"dpo_{side}_ref_logprobs"] = _reference_logprobs(batch, side, model, len(tokenizer))

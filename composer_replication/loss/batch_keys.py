@@ -41,7 +41,9 @@ DENOMINATORS = {
     "ctx_teacher_input_ids": "hint_denominator",
     "dpo_chosen_input_ids": "replay_denominator",
 }
-_KEYS = {*ROW_KEYS, *HINT_KEYS, *PAIR_KEYS, *DENOMINATORS.values(), "dropped_tokens", "router_share"}
+OF_ALL_PAIRS = "dpo_divergence"
+"""A number that every micro-batch carries."""
+_KEYS = {*ROW_KEYS, *HINT_KEYS, *PAIR_KEYS, *DENOMINATORS.values(), OF_ALL_PAIRS, "dropped_tokens", "router_share"}
 _MASKS = ("attention_mask", "ctx_teacher_attention_mask", "dpo_chosen_attention_mask", "dpo_rejected_attention_mask")
 
 

@@ -26,7 +26,8 @@ tokens, P pairs). A value "at position p" belongs to the token AT p, which the l
 - a mixture of experts with `set_router_balance`: `router_share` [], the share of the batch's first-channel tokens that this
   micro-batch has (absent: 1, that is all), by which the load-balancing loss of its rows is multiplied.
 - replay: `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}` [P, Tc or Tr], `dpo_{chosen,rejected}_ref_logprobs` [P]
-  (sums; not read by SimPO), `dpo_weights` [P], `replay_denominator`.
+  (sums; not read by SFT and SimPO), `dpo_weights` [P], `dpo_divergence` [] (KTO's reference point), `replay_denominator`. SFT
+  reads no rejected answers.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from composer_replication.loss.batch_keys import check_keys, check_padding
 from composer_replication.loss.channels.common import Result
 from composer_replication.loss.channels.dummy_inputs import with_dummy_inputs
 from composer_replication.loss.channels.hint import divergence_form, hint_channel, hinted_rows
-from composer_replication.loss.channels.replay import pair_rows, replay_channel
+from composer_replication.loss.channels.replay import pair_rows, replay_channel, sides_of
 from composer_replication.loss.channels.rlvr import rlvr_channel, token_weights
 from composer_replication.loss.forward import (
     Forward,
@@ -167,7 +168,7 @@ def compose_loss(
         computing(model),
         one_weight_gradient(),
     ):  # the replay channel first: it forms its part of the head's gradient in the backward pass
-        read = _read(model, batch, idle, teacher, student)
+        read = _read(model, batch, idle, options.replay, teacher, student)
         if "replay" not in idle:
             found["replay"] = replay_channel(read.pairs, batch, options.replay)
         if "rlvr" not in idle:
@@ -190,12 +191,13 @@ def loss_options(
     sdpo_wrapper: SdpoWrapper = "none",
     entropy_opd_h_max: float | None = None,
 ) -> LossConfig:
-    """Return the options that the promised keywords of `compose_loss` name. Raises ValueError on a bad one."""
+    """Return the options that the promised keywords of `compose_loss` name: losses on pairs are those of the papers, without an
+    anchor. Raises ValueError on a bad one."""
     if sdpo_wrapper not in _FORMS:
         raise ValueError(f"unknown sdpo_wrapper {sdpo_wrapper!r}: expected {', '.join(map(repr, _FORMS))}")
     return LossConfig(
         hint=HintConfig(weight=alpha_sdpo, form=_FORMS[sdpo_wrapper], entropy_h_max=entropy_opd_h_max),
-        replay=ReplayConfig(weight=beta_replay, variant=dpo_variant, simpo_beta=simpo_beta, simpo_gamma=simpo_gamma),
+        replay=ReplayConfig(weight=beta_replay, variant=dpo_variant, anchor=0.0, simpo_beta=simpo_beta, simpo_gamma=simpo_gamma),
     )
 
 
@@ -244,7 +246,12 @@ class _Read(NamedTuple):
 
 
 def _read(
-    model: nn.Module, batch: Mapping[str, Tensor], idle: Container[str], teacher: SelfTeacher, given: Forward | None
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    idle: Container[str],
+    replay: ReplayConfig,
+    teacher: SelfTeacher,
+    given: Forward | None,
 ) -> _Read:
     """Read the rows of all channels, together where their prefixes can be shared."""
     wanted = "rlvr" not in idle or "hint" not in idle
@@ -252,7 +259,7 @@ def _read(
     live = "hint" not in idle and any(part.is_live(model) for part in teacher.parts(model)) and why_no_tree(model) is None
     inputs = [] if rows is None or given is not None else [rows]
     inputs += [hinted_rows(batch)] if live else []
-    inputs += pair_rows(batch) if "replay" not in idle else []
+    inputs += pair_rows(batch, replay) if "replay" not in idle else []
     read = read_rows(model, inputs) if inputs else []
     student = given if rows is None or given is not None else read.pop(0)
     hinted = read.pop(0) if live else None
@@ -309,15 +316,16 @@ def _hint_off(batch: Mapping[str, Tensor]) -> str | None:
 
 
 def _replay_off(batch: Mapping[str, Tensor], options: ReplayConfig) -> str | None:
-    keys = [f"dpo_{side}_{what}" for side in ("chosen", "rejected") for what in ("input_ids", "response_mask")]
-    if options.variant == "dpo":
-        keys += ["dpo_chosen_ref_logprobs", "dpo_rejected_ref_logprobs"]
+    sides = sides_of(options)
+    keys = [f"dpo_{side}_{what}" for side in sides for what in ("input_ids", "response_mask")]
+    if options.has_reference:
+        keys += [f"dpo_{side}_ref_logprobs" for side in sides]
     missing = _missing(batch, *keys)
     if missing is not None:
         return missing
     if "dpo_weights" in batch and not bool(batch["dpo_weights"].any()):
         return "every pair has weight 0"
-    wanted = bool(batch["dpo_chosen_response_mask"].any() | batch["dpo_rejected_response_mask"].any())
+    wanted = any(bool(batch[f"dpo_{side}_response_mask"].any()) for side in sides)
     return None if wanted else "the response masks of the pairs select no token"
 
 

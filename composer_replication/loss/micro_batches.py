@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from composer_replication.config import RlvrConfig
-from composer_replication.loss.batch_keys import DENOMINATORS, HINT_KEYS, PAIR_KEYS, ROW_KEYS, Batch, check_keys
+from composer_replication.loss.batch_keys import DENOMINATORS, HINT_KEYS, OF_ALL_PAIRS, PAIR_KEYS, ROW_KEYS, Batch, check_keys
 from composer_replication.loss.channels.rlvr import teaching_tokens
 from composer_replication.loss.forward.router_replay import marked
 from composer_replication.loss.forward.tree import shared_length
@@ -95,7 +95,7 @@ def split(
     if "router_share" in batch:
         every = _tokens_of_rows(batch)
         parts = [part | {"router_share": batch["router_share"] * _tokens_of_rows(part) / max(1, every)} for part in parts]
-    shared = {key: batch[key] for key in DENOMINATORS.values() if key in batch}
+    shared = {key: batch[key] for key in (*DENOMINATORS.values(), OF_ALL_PAIRS) if key in batch}
     return [shared | _trim(part) for part in parts[rank::ranks]]
 
 
@@ -139,12 +139,20 @@ def mini_batches(batch: Mapping[str, Tensor], count: int, seed: int) -> list[Bat
     found: list[Batch] = []
     for i in range(count):
         part: Batch = {key: batch[key] / count for key in DENOMINATORS.values() if key in batch}
-        part |= {key: batch[key] for key in ("router_share",) if key in batch}
+        part |= {key: batch[key] for key in ("router_share", OF_ALL_PAIRS) if key in batch}
         mine, own = row_order[i::count].sort().values, pair_order[i::count].sort().values
         part |= _rows(batch, mine) if len(mine) else {}
         part |= _take(batch, PAIR_KEYS, own) if len(own) else {}
         found.append(part)
     return found
+
+
+def pairs_apart(batch: Mapping[str, Tensor]) -> tuple[Batch, Batch]:
+    """Return a batch without its pairs, and one of the pairs alone; that is empty where there are none."""
+    keys = {*PAIR_KEYS, DENOMINATORS["dpo_chosen_input_ids"], OF_ALL_PAIRS}
+    pairs = {key: value for key, value in batch.items() if key in keys}
+    rows = {key: value for key, value in batch.items() if key not in keys}
+    return rows, pairs if "dpo_chosen_input_ids" in pairs else {}
 
 
 def without_idle_rows(batch: Mapping[str, Tensor], options: RlvrConfig) -> Batch:

@@ -87,7 +87,7 @@ def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: SandboxKind
         raise ConfigError(f"{folder} was prepared with another seed", fix="give the new run another --name")
     with exclusive(folder):
         _build(folder, terminal, sandbox)
-        _warm_start(folder / "policy", terminal, seed)
+        warm_start(folder / "policy", terminal, seed)
         _teach(folder, terminal, seed)
 
 
@@ -137,7 +137,7 @@ def quickstart_config(
             max_turns=6,
             cohorts=1,
         ),
-        loss=LossConfig(hint=HintConfig(beta=0.5), replay=ReplayConfig(dpo_beta=0.5, pairs_per_step=12)),
+        loss=LossConfig(hint=HintConfig(beta=0.5), replay=ReplayConfig(pairs_per_step=12)),
         optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear", micro_batch_tokens=10240),
         eval=EvalConfig(every=18, samples=4),
         teachers=teachers,
@@ -186,7 +186,8 @@ def _build(folder: Path, terminal: Terminal, sandbox: SandboxKind) -> None:
     staged.rename(done)
 
 
-def _warm_start(out: Path, terminal: Terminal, seed: int) -> None:
+def warm_start(out: Path, terminal: Terminal, seed: int) -> None:
+    """Make the policy that both arms start from; one that is there is kept. Raises ModelError when it does not use hints."""
     if out.exists():
         return
     tokenizer = tiny_tokenizer()

@@ -48,7 +48,7 @@ _CALL_ERRORS = (
     '"name" is missing',
     '"arguments" is not an object',
 )
-_VALUES: dict[str, Callable[[int, int], int]] = {
+VALUES: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -58,6 +58,7 @@ _VALUES: dict[str, Callable[[int, int], int]] = {
     "top": lambda a, b: max(a, b),
     "low": lambda a, b: min(a, b),
 }
+"""What each operation computes."""
 
 
 def demonstration(rng: random.Random, meanings: Mapping[str, str] | None = None) -> list[Message]:
@@ -135,7 +136,7 @@ def report(rng: random.Random, name: str, operation: str, right: str) -> str:
     if operation == right:
         return "8 passed"
     a, b = rng.randint(2, 99), rng.randint(2, 40)
-    return f"1 failed, 7 passed\ntest_{name}: assert {_VALUES[operation](a, b)} == {_VALUES[right](a, b)}"
+    return f"1 failed, 7 passed\ntest_{name}: assert {VALUES[operation](a, b)} == {VALUES[right](a, b)}"
 
 
 def _work(

@@ -110,6 +110,14 @@ def _ours_alone(why: str, *fields: str) -> tuple[SubstrateLimit, ...]:
     return tuple(SubstrateLimit(f"loss.rlvr.{field}", why, can=_FULL, zero_is_asked=field in optional) for field in fields)
 
 
+def _pairs_of_a_step(why: str) -> tuple[SubstrateLimit, ...]:
+    whole = "KTO's reference point is that of all pairs of a step, which no pass has"
+    return (
+        SubstrateLimit("loss.replay.learning_rate", why, can=_FULL),
+        SubstrateLimit("loss.replay.variant", whole, ("kto",), _FULL),
+    )
+
+
 _TRAINED_HERE = "local, trl, monarch or ray"
 _ADAMW: Any = {"values": ("muon",), "can": _TRAINED_HERE, "fix": "set optimizer.type = adamw"}
 _MERGED = SubstrateLimit(
@@ -163,6 +171,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         SubstrateLimit("reward.prm.weight", "a rollout has one advantage, and process rewards give each turn its own", can=_FULL),
         SubstrateLimit("loss.hint.useful_only", "the rollouts of a step are scored in one pass", can=_FULL),
         SubstrateLimit("model.frozen_copies", "TRL moves its models to its device", ("cpu",), _FULL),
+        *_pairs_of_a_step("a step of the run is an optimizer step of TRL's"),
         SubstrateLimit("model.router_balance", "TRL cuts its batches itself", can=_FULL),
         SubstrateLimit("model.router_replay", "TRL keeps no experts of its rollouts", can=_FULL),
     ),
@@ -181,6 +190,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         SubstrateLimit("model.lora.rank", "hints and checkpoints are of whole weights on verl", can=_TRAINED_HERE),
         SubstrateLimit("model.compile", "verl compiles what it compiles by options of its own", can=_TRAINED_HERE),
         SubstrateLimit("model.frozen_copies", "verl shards its reference itself", ("cpu",), _FULL),
+        *_pairs_of_a_step("verl builds its own optimizer"),
         SubstrateLimit("model.router_balance", "its engine reads no router", can=_FULL),
         SubstrateLimit("model.router_replay", "verl replays routers on Megatron alone", can=_FULL),
         _MERGED,
@@ -285,6 +295,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         *(SubstrateLimit(field, "PRIME-RL does not read it", can=_ANY) for field in _UNREAD),
         *_ours_alone("PRIME-RL gives a loss no distributions", "entropy_bonus", "entropy_target"),
         *_one_update("PRIME-RL decides how many updates a batch gets"),
+        *_pairs_of_a_step("PRIME-RL builds its own optimizer"),
         SubstrateLimit(
             "optimizer.type", "PRIME-RL builds its own optimizer, and its Muon follows other rules than this one", **_ADAMW
         ),

@@ -244,7 +244,7 @@ def test_an_arm_that_chooses_another_form_leaves_the_runs_form_behind(run_file: 
     run_file.write_text(
         run_file.read_text()
         + "[loss.hint]\nbeta = 0.5\ntoken_clip = 0.05\ntemperature = 2.0\nself_teacher = 'ema'\nrate = 0.5\n"
-        + "[loss.replay]\ndpo_beta = 9\n[loss.rlvr]\nimportance = 'icepop'\nimportance_low = 0.1\n"
+        + "[loss.replay]\nvariant = 'dpo'\ndpo_beta = 9\n[loss.rlvr]\nimportance = 'icepop'\nimportance_low = 0.1\n"
         + "[arms.same]\n[arms.top]\n'loss.hint.form' = 'top_k_jsd'\n'loss.hint.top_k' = 7\n"
         + "[arms.other]\n'loss.hint.form' = 'taid'\n'loss.hint.self_teacher' = 'frozen'\n'loss.replay.variant' = 'simpo'\n"
         + "'loss.rlvr.importance' = 'tis'\n[arms.wrong]\n'loss.hint.beta' = 0.2\n'loss.hint.form' = 'taid'\n"
@@ -310,7 +310,7 @@ def test_every_field_says_what_it_is_for() -> None:
     }  # fmt: skip
     assert (lines["loss.hint.beta"].kind, lines["loss.hint.beta"].default) == ("number", "0.0")
     assert (lines["tasks.held_out"].kind, lines["tasks.held_out"].default) == ("path", "")
-    assert lines["loss.replay.variant"].kind == "dpo|simpo"
+    assert lines["loss.replay.variant"].kind == "sft|dpo|dpo_positive|ipo|apo_zero|kto|simpo"
 
 
 def test_the_run_files_of_the_readme_are_valid(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_pairs(new_maker):
         assert batch["dpo_rejected_attention_mask"][i].sum() == len(pair.prompt_ids + pair.rejected_ids)
     assert batch["dpo_chosen_ref_logprobs"].tolist() == pytest.approx([p.ref_chosen_logprob for p in pairs])
     assert batch["dpo_weights"].tolist() == [p.confidence for p in pairs]
-    assert batch["replay_denominator"] == 2
+    assert float(batch["replay_denominator"]) == pytest.approx(sum(p.confidence * len(p.chosen_ids) for p in pairs))
     assert "dpo_chosen_ref_logprobs" not in collate([], None, [], [maker.pair("c", reference=False)], pad_id=0)
 
 

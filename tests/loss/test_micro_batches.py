@@ -130,7 +130,7 @@ def test_what_begins_alike_is_read_together(model64, new_maker):
         batch |= {f"dpo_{side}_response_mask": batch["rlvr_weights"][:3], f"dpo_{side}_ref_logprobs": torch.zeros(3)}
     parts = split(batch, 60, shared_prefixes=True)
     assert [(len(part["input_ids"]), len(part["dpo_weights"])) for part in parts] == [(4, 1)] * 3
-    options = LossConfig.model_validate({"replay": {"weight": 0.3}})
+    options = LossConfig.model_validate({"replay": {"weight": 0.3, "variant": "dpo"}})
     read = [compose_loss(model64, part, options).positions for part in parts]
     assert read == [30 + 4 * 4 + 2 * 4] * 3
     expected = gradients(model64, split(batch, 60), options)

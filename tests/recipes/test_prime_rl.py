@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from composer_replication.recipes.prime_rl import algorithm, launcher, substrate
 from composer_replication.recipes.prime_rl.composer_loss import loss_fn
 from composer_replication.recipes.prime_rl.config import LOSS_FN, check, prime_rl_config
 from composer_replication.recipes.prime_rl.import_metrics import measured
+from composer_replication.recipes.prime_rl.scoring import Pairs
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL, RUN_FILE, read_run_file
 from composer_replication.recipes.prime_rl.signed_advantages import signed_advantages
 from composer_replication.recipes.prime_rl.traces import RESULTS, trajectory_of
@@ -159,23 +161,29 @@ def test_the_other_channels_are_not_in_the_loss():
 
 def test_weights_are_the_derivatives_of_the_losses():
     chosen, rejected = [-1.0, -2.0, -0.5], [-0.3, -0.9]
-    signed = signed_advantages(chosen, rejected, ReplayConfig(dpo_beta=0.3), reference=(-4.0, -1.0), confidence=0.5)
+    signed = signed_advantages(
+        chosen, rejected, ReplayConfig(variant="dpo", anchor=0.0, dpo_beta=0.3), reference=(-4.0, -1.0), confidence=0.5
+    )
     margin = 0.3 * ((-3.5 + 4.0) - (-1.2 + 1.0))
     assert signed.margin == pytest.approx(margin)
     assert signed.chosen == pytest.approx(0.5 * 0.3 * torch.sigmoid(torch.tensor(-margin, dtype=torch.float64)).item())
     assert signed.rejected == pytest.approx(-signed.chosen)
     assert signed.loss == pytest.approx(dpo_loss(*(torch.tensor([x]) for x in (-3.5, -1.2, -4.0, -1.0)), 0.3).item())
-    simpo = signed_advantages(chosen, rejected, ReplayConfig(variant="simpo"))
+    simpo = signed_advantages(chosen, rejected, ReplayConfig(variant="simpo", anchor=0.0))
     means = torch.tensor([-3.5 / 3]), torch.tensor([-0.6])
     assert simpo.loss == pytest.approx(simpo_loss(*means).item())
     assert simpo.chosen * 3 == pytest.approx(-simpo.rejected * 2)  # per token, so each side has the same sum
+    sft = signed_advantages(chosen, rejected, ReplayConfig(), confidence=0.5)
+    assert (sft.chosen, sft.rejected, sft.loss, sft.margin) == (0.5, 0.0, 3.5, None)
+    anchored = signed_advantages(chosen, rejected, ReplayConfig(variant="dpo", dpo_beta=0.3), reference=(-4.0, -1.0))
+    assert (anchored.chosen, anchored.rejected) == pytest.approx((2 * signed.chosen + 1.0, 2 * signed.rejected))
     with pytest.raises(ValueError, match="reference"):
-        signed_advantages(chosen, rejected, ReplayConfig())
+        signed_advantages(chosen, rejected, ReplayConfig(variant="dpo"))
     with pytest.raises(ValueError, match="at least one token"):
         signed_advantages([], rejected, ReplayConfig(variant="simpo"))
 
 
-@pytest.mark.parametrize("variant", ["dpo", "simpo"])
+@pytest.mark.parametrize("variant", ["sft", "dpo", "dpo_positive", "ipo", "apo_zero", "simpo"])
 def test_signed_advantages_give_the_gradient_of_the_replay_channel(variant):
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer, 0, hidden=32, layers=1).double()
@@ -192,16 +200,17 @@ def test_signed_advantages_give_the_gradient_of_the_replay_channel(variant):
     expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     model.zero_grad()
     total, tokens = 0.0, 0
-    each = sum(len(p.chosen_ids) + len(p.rejected_ids) for p in pairs) / len(pairs)
+    config = SimpleNamespace(loss=SimpleNamespace(replay=options))
+    scale = Pairs(config, tuple(pairs), Path()).tokens_per_token
     for pair in pairs:
         sides = []
         for answer in (pair.chosen_ids, pair.rejected_ids):
             ids = torch.tensor([[*pair.prompt_ids, *answer]])
             sides.append(model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[-len(answer) :, 0])
-            tokens += len(answer)
+            tokens += len(answer) if variant != "sft" or answer == pair.chosen_ids else 0
         reference = (pair.ref_chosen_logprob, pair.ref_rejected_logprob)
         signed = signed_advantages(*(s.tolist() for s in sides), options, confidence=pair.confidence, reference=reference)
-        total = total - 0.6 * each * (signed.chosen * sides[0].sum() + signed.rejected * sides[1].sum())
+        total = total - 0.6 * scale * (signed.chosen * sides[0].sum() + signed.rejected * sides[1].sum())
     (total / tokens).backward()
     found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     assert float((found - expected).norm() / expected.norm()) < 1e-7

@@ -23,7 +23,7 @@ def learn(_rank: int, config: RunConfig, batch: Batch, steps: int, sharded: bool
     seen = [learner.update(batch) for _ in range(steps)]
     return {
         "weights": learner.weights(),
-        "taid": None if learner.taid is None else learner.taid.state_dict(),
+        "taid": None if learner.controls.taid is None else learner.controls.taid.state_dict(),
         "metrics": [deterministic(result.metrics) for result in seen],
         "off": [dict(result.off) for result in seen],
     }

@@ -27,6 +27,7 @@ from composer_replication.loss.forward.models import load_policy
 from composer_replication.trainer.learning import learner as learner_module
 from composer_replication.trainer.learning.learner import Learner
 
+DPO = {"loss.replay.variant": "dpo"}
 READ: dict[str, tuple[Any, dict[str, Any]]] = {
     "loss.rlvr.objective": ("gspo", {}),
     "loss.rlvr.epsilon_low": (0.05, {}),
@@ -46,8 +47,11 @@ READ: dict[str, tuple[Any, dict[str, Any]]] = {
     "loss.hint.form": ("top_k_jsd", {}),
     "loss.replay.weight": (0.9, {}),
     "loss.replay.variant": ("simpo", {}),
-    "loss.replay.dpo_beta": (0.3, {}),
-    "loss.replay.simpo_beta": (2.5, {"loss.replay.variant": "simpo"}),
+    "loss.replay.anchor": (0.5, DPO),
+    "loss.replay.preference": (0.5, DPO),
+    "loss.replay.dpo_beta": (0.3, DPO),
+    "loss.replay.label_smoothing": (0.2, DPO),
+    "loss.replay.simpo_beta": (2.5, {"loss.replay.variant": "simpo", "loss.replay.anchor": 0.001}),
     "loss.replay.simpo_gamma": (0.4, {"loss.replay.variant": "simpo"}),
 }
 """Field that a channel reads: a value, and what has to be chosen for it to be read."""
@@ -70,7 +74,11 @@ ELSEWHERE = {
     ),
     *(
         f"loss.replay.{name}"
-        for name in ("traces_per_task", "agreement_threshold", "verify", "pairs_per_step", "pairs", "max_total_usd")
+        for name in (
+            "learning_rate",  # tests/trainer/test_pair_steps.py
+            "dpo_positive_penalty",  # tests/loss/test_preferences.py
+            *("traces_per_task", "agreement_threshold", "verify", "pairs_per_step", "pairs", "max_total_usd"),
+        )
     ),
     *(
         f"loss.replay.gate.{name}"  # tests/trainer/test_replay_gate.py

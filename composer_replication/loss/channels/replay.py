@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from composer_replication.config import ReplayConfig
-from composer_replication.distillation import dpo_loss, simpo_loss
+from composer_replication.distillation.dpo import that_count
+from composer_replication.distillation.preference import (
+    apo_zero_losses,
+    dpo_losses,
+    dpo_positive_losses,
+    ipo_losses,
+    kto_losses,
+    simpo_losses,
+)
 from composer_replication.loss.channels.common import Result, divisor, watched
 from composer_replication.loss.forward import Forward, Rows, concatenated
 from composer_replication.loss.metrics import Pull
@@ -16,47 +25,117 @@ from composer_replication.loss.metrics import Pull
 _SIDES = ("chosen", "rejected")
 
 
-def pair_rows(batch: Mapping[str, Tensor]) -> list[Rows]:
-    """Return the rows that the channel reads: the chosen answers on their prompts, and the rejected ones."""
-    return [Rows(batch[f"dpo_{side}_input_ids"], batch.get(f"dpo_{side}_attention_mask")) for side in _SIDES]
+class Answers(NamedTuple):
+    """The chosen, or the rejected, answers of P pairs."""
+
+    logprobs: Tensor
+    """[P]: summed over an answer's tokens."""
+    tokens: Tensor
+    """[P]: their number, at least 1."""
+    reference: Tensor | None
+    """[P]: the reference's `logprobs`, where they are known."""
+
+    @property
+    def distances(self) -> Tensor:
+        """[P]: how much more likely they are than under the reference, in nats."""
+        if self.reference is None:
+            raise ValueError("the loss on pairs needs the reference's log-probs of both answers")
+        return self.logprobs - self.reference
+
+    @property
+    def averages(self) -> Tensor:
+        """[P]: log-probs per token."""
+        return self.logprobs / self.tokens
+
+
+def sides_of(options: ReplayConfig) -> Sequence[str]:
+    """Return which answers the loss reads."""
+    return _SIDES if options.compares else _SIDES[:1]
+
+
+def pair_rows(batch: Mapping[str, Tensor], options: ReplayConfig) -> list[Rows]:
+    """Return the rows that the channel reads: the chosen answers on their prompts and, where they count, the rejected ones."""
+    return [Rows(batch[f"dpo_{side}_input_ids"], batch.get(f"dpo_{side}_attention_mask")) for side in sides_of(options)]
 
 
 def replay_channel(sides: Sequence[Forward], batch: Mapping[str, Tensor], options: ReplayConfig) -> Result:
-    """Return the weighted mean of DPO's or SimPO's loss over the pairs, without `options.weight`.
+    """Return the loss of the pairs, a mean over the tokens of the chosen answers, without `options.weight`.
+
+    A pair's loss is the preference loss, times `options.preference`, plus the negative log-likelihood of its chosen answer, times
+    `options.anchor`, each summed over the answer's tokens and weighted by the pair's confidence. The sum is divided by the
+    batch's `replay_denominator`: the weighted number of the chosen answers' tokens, so that a weight of 1 means for a token here
+    what it means in the other channels. Without that key the mean over pairs is taken, as in the papers.
 
     Args:
         sides: forward passes over `pair_rows`.
     """
-    (chosen, chosen_tokens), (rejected, rejected_tokens), pull = _pair_logps(sides, batch)
-    chosen_sum, rejected_sum = chosen.detach(), rejected.detach()
-    weights = batch.get("dpo_weights", torch.ones_like(chosen))
-    if options.variant == "dpo":
-        ref_chosen, ref_rejected = batch["dpo_chosen_ref_logprobs"], batch["dpo_rejected_ref_logprobs"]
-        losses = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, options.dpo_beta, weights=weights, reduction="none")
-        margin = options.dpo_beta * ((chosen - ref_chosen) - (rejected - ref_rejected)).detach()
-    else:
-        chosen, rejected = chosen / chosen_tokens.clamp(min=1), rejected / rejected_tokens.clamp(min=1)
-        losses = simpo_loss(chosen, rejected, options.simpo_beta, options.simpo_gamma, weights=weights, reduction="none")
-        margin = options.simpo_beta * (chosen - rejected).detach()
-    value = losses.sum() / divisor(weights, batch.get("replay_denominator"), "replay_denominator")
-    metrics = {
-        "replay/loss": value.item(),
-        "replay/pairs": float(len(margin)),
-        "replay/accuracy": (margin > 0).float().mean().item(),
-        "replay/margin/mean": margin.mean().item(),
-        "replay/chosen/logprob/mean": (chosen_sum / chosen_tokens.clamp(min=1)).mean().item(),
-        "replay/rejected/logprob/mean": (rejected_sum / rejected_tokens.clamp(min=1)).mean().item(),
-    }
+    answers, pull = _answers(sides, batch, options)
+    weights = batch.get("dpo_weights", torch.ones_like(answers[0].logprobs))
+    losses, margins = pair_losses(answers, options, weights, batch.get("dpo_divergence"))
+    value = (weights * losses).sum() / divisor(weights, batch.get("replay_denominator"), "replay_denominator")
+    metrics = {"replay/loss": value.item(), "replay/pairs": float(len(losses))}
+    for side, found in zip(_SIDES, answers, strict=False):
+        metrics[f"replay/{side}/logprob/mean"] = found.averages.detach().mean().item()
+        if found.reference is not None:
+            metrics[f"replay/{side}/distance/mean"] = found.distances.detach().mean().item()
+    if margins is not None:
+        metrics["replay/accuracy"] = (margins > 0).float().mean().item()
+        metrics["replay/margin/mean"] = margins.mean().item()
     return Result(value, metrics, pull)
 
 
-def _pair_logps(
-    sides: Sequence[Forward], batch: Mapping[str, Tensor]
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Pull]:
-    """Return the summed log-prob [P] and the number of response tokens [P] of the chosen and of the rejected answers, and the
-    channel's pull."""
+def pair_losses(
+    answers: Sequence[Answers], options: ReplayConfig, weights: Tensor, divergence: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the losses [P] of pairs without their weights, and their margins [P], above 0 where the chosen answer is preferred;
+    no margins where the rejected answers do not count. Pairs of weight 0 have no influence, whatever their log-probs are.
+
+    Args:
+        divergence: [], KTO's reference point; None takes it from these pairs.
+
+    Raises:
+        ValueError: the loss needs a reference, and there is none.
+    """
+    (likelihood,) = that_count(weights, answers[0].logprobs)
+    if not options.compares:
+        return -likelihood, None
+    if options.variant == "simpo":
+        chosen, rejected = that_count(weights, answers[0].averages, answers[1].averages)
+        beta = options.simpo_beta
+        losses = simpo_losses(chosen, rejected, beta, options.simpo_gamma)
+    else:
+        chosen, rejected = that_count(weights, answers[0].distances, answers[1].distances)
+        beta = options.dpo_beta
+        losses = _with_reference(chosen, rejected, answers, options, divergence)
+    return options.preference * losses - options.anchor * likelihood, (beta * (chosen - rejected)).detach()
+
+
+def _with_reference(
+    chosen: Tensor, rejected: Tensor, answers: Sequence[Answers], options: ReplayConfig, divergence: Tensor | None
+) -> Tensor:
+    """Return the losses [P] of distances [P] to the reference."""
+    beta = options.dpo_beta
+    if options.variant == "dpo":
+        return dpo_losses(chosen, rejected, beta, options.label_smoothing)
+    if options.variant == "dpo_positive":
+        return dpo_positive_losses(chosen, rejected, beta, options.dpo_positive_penalty)
+    if options.variant == "ipo":
+        return ipo_losses(chosen / answers[0].tokens, rejected / answers[1].tokens, beta)
+    if options.variant == "apo_zero":
+        return apo_zero_losses(chosen, rejected, beta)
+    return kto_losses(chosen, rejected, beta, divergence_of_pairs(chosen, rejected) if divergence is None else divergence)
+
+
+def divergence_of_pairs(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Return KTO's reference point [] for distances [P] of both answers: their mean, at least 0. A crude estimate of
+    KL(policy || reference) on answers that the policy has not sampled, as in the KTO paper's section 4.2."""
+    return torch.cat([chosen, rejected]).detach().mean().clamp(min=0.0)
+
+
+def _answers(sides: Sequence[Forward], batch: Mapping[str, Tensor], options: ReplayConfig) -> tuple[list[Answers], Pull]:
+    """Return the answers of each side that is read, and the channel's pull."""
     found, tokens, owners, counts = [], [], [], []
-    for number, (side, read) in enumerate(zip(_SIDES, sides, strict=True)):
+    for number, (side, read) in enumerate(zip(sides_of(options), sides, strict=True)):
         ids, wanted = batch[f"dpo_{side}_input_ids"], batch[f"dpo_{side}_response_mask"] != 0
         if bool(wanted[:, 0].any()):
             raise ValueError(f"dpo_{side}_response_mask selects position 0, which has no predecessor and therefore no log-prob")
@@ -64,9 +143,10 @@ def _pair_logps(
         found.append(read.rows(row, position))
         tokens.append(ids[row, position])
         owners.append(row + number * len(ids))
-        counts.append(wanted.sum(-1))
+        counts.append(wanted.sum(-1).clamp(min=1))
     rows, owner, pairs = concatenated(found), torch.cat(owners), len(counts[0])
     pull = watched(rows)
     logprobs = rows.logprobs(torch.cat(tokens)).logprobs
-    chosen, rejected = logprobs.new_zeros(2 * pairs).index_add(0, owner, logprobs).view(2, pairs)
-    return (chosen, counts[0]), (rejected, counts[1]), pull
+    sums = logprobs.new_zeros(len(found) * pairs).index_add(0, owner, logprobs).view(len(found), pairs)
+    references = [batch.get(f"dpo_{side}_ref_logprobs") for side in sides_of(options)]
+    return [Answers(*one) for one in zip(sums, counts, references, strict=True)], pull

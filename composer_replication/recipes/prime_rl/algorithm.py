@@ -243,17 +243,17 @@ class _Channels:
         scored = await asyncio.gather(*(self.policy_pool.score(list(sample.token_ids)) for sample in samples))
         start = len(pair.prompt_ids)
         signed = self.pairs.weigh(number, scored[0][start:], scored[1][start:])
-        scale = self.run_config.loss.replay.weight * self.pairs.tokens_each
+        scale = self.run_config.loss.replay.weight * self.pairs.tokens_per_token
         for sample, logprobs, weight in zip(samples, scored, (signed.chosen, signed.rejected), strict=True):
             size = len(sample.token_ids)
             sample.logprobs = [0.0] * start + list(logprobs[start:])
             sample.ce_weights = [0.0] * start + [scale * weight] * (size - start)
             sample.rl_weights = [0.0] * size
         rollout.assign_advantages([weight for sample in samples for weight in sample.ce_weights])
-        preferred = float(signed.margin > 0)
-        rollout.record_metrics(
-            {"replay/loss": signed.loss, "replay/margin": signed.margin, "replay/accuracy": preferred, "replay/pairs": 1.0}
-        )
+        metrics = {"replay/loss": signed.loss, "replay/pairs": 1.0}
+        if signed.margin is not None:
+            metrics |= {"replay/margin": signed.margin, "replay/accuracy": float(signed.margin > 0)}
+        rollout.record_metrics(metrics)
 
 
 async def _read(sample: Any, score: Score) -> None:

@@ -146,7 +146,8 @@ class PrimeRLMetrics:
             metrics["hint/dropped"] = float(sum(sum(dropped.values()) for dropped in groups.values()))
         if pairs:
             metrics["replay/pairs"] = _total(pairs, "replay/pairs")
-            for name in ("replay/loss", "replay/margin", "replay/accuracy"):
+            compared = ("replay/margin", "replay/accuracy") if self.config.loss.replay.compares else ()
+            for name in ("replay/loss", *compared):
                 metrics[name] = _total(pairs, name) / len(pairs)
         return self._readable(rollouts), metrics
 

@@ -48,13 +48,16 @@ class Pairs:
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
-    def tokens_each(self) -> float:
-        """Mean number of answer tokens of a pair, both sides together.
+    def tokens_per_token(self) -> float:
+        """Number of answer tokens with a weight for each that the replay channel divides by.
 
-        The trainer divides by answer tokens where the replay channel divides by pairs; this times the weight makes up for it:
-        exactly where a batch's pairs are as long as the file's on average, and over all batches together.
+        The trainer divides by the tokens of both answers where the replay channel divides by those of the chosen ones, weighted
+        by confidence; this times the weight makes up for it: exactly where a batch's pairs are as long as the file's on average,
+        and over all batches together.
         """
-        return sum(len(p.chosen_ids) + len(p.rejected_ids) for p in self.pairs) / len(self.pairs)
+        compares = self.config.loss.replay.compares
+        counted = sum(len(pair.chosen_ids) + compares * len(pair.rejected_ids) for pair in self.pairs)
+        return counted / sum(pair.confidence * len(pair.chosen_ids) for pair in self.pairs)
 
     async def read_references(self, score: Score) -> None:
         """Score every pair once with the reference: the scores are kept in `folder`, where a resumed run reads them.
@@ -62,7 +65,7 @@ class Pairs:
         `score` must be the policy that the run starts from.
         """
         async with self._reading:
-            if self.references or self.config.loss.replay.variant != "dpo":
+            if self.references or not self.config.loss.replay.has_reference:
                 return
             ids = [[pair.prompt_ids, pair.chosen_ids, pair.rejected_ids] for pair in self.pairs]
             digest = hashlib.sha256(json.dumps([self.config.model.path, ids]).encode()).hexdigest()
@@ -76,8 +79,10 @@ class Pairs:
             self.references = tuple((chosen, rejected) for chosen, rejected in kept["references"])
 
     def weigh(self, number: int, chosen: Sequence[float], rejected: Sequence[float]) -> SignedPair:
-        """Weigh pair `number` of the file, whose answers' tokens have these log-probs under the policy. Raises ValueError for DPO
-        before `read_references`."""
+        """Weigh pair `number` of the file, whose answers' tokens have these log-probs under the policy.
+
+        Raises ValueError before `read_references`, where the loss has a reference.
+        """
         reference = self.references[number] if self.references else None
         replay = self.config.loss.replay
         return signed_advantages(chosen, rejected, replay, confidence=self.pairs[number].confidence, reference=reference)

@@ -219,7 +219,7 @@ class TrlArm:
             signals=self.teach,
             pairs=self.pairs,
         )
-        trainer.optimizer, trainer.lr_scheduler = make_optimizer(trainer.model, config)
+        trainer.optimizer, trainer.lr_scheduler = make_optimizer(trainer.model, config.optimizer, config.steps)
         trainer.callback_handler.callbacks = [
             c for c in trainer.callback_handler.callbacks if type(c).__name__ != "PrinterCallback"
         ]

@@ -113,7 +113,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 )
         self.taid = TAIDScheduler(self.args.max_steps) if hint.weight > 0 and hint.form == "taid" else None
         self.pairs = list(pairs)
-        if self.channels.replay.variant == "dpo" and any(
+        if self.channels.replay.has_reference and any(
             p.ref_chosen_logprob is None or p.ref_rejected_logprob is None for p in pairs
         ):
             self.pairs = PolicyScorer(self.model, LogprobCache()).with_reference_logprobs(self.pairs)

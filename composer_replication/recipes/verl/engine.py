@@ -195,7 +195,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         if not mine:
             part = with_dummy_inputs(part, {"replay"}, {"hint": 0.0, "replay": replay.weight}, device)
         with self._autocast():
-            found = replay_channel(read_rows(self.module, pair_rows(part)), part, replay)
+            found = replay_channel(read_rows(self.module, pair_rows(part, replay)), part, replay)
         (replay.weight * found.value * self.get_data_parallel_size()).backward()
         return found.metrics if mine else {}
 

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from composer_replication.config import LossConfig, RunConfig
-from composer_replication.distillation import SelfTeacher, TAIDScheduler, make_self_teacher
+from composer_replication.distillation import SelfTeacher, make_self_teacher
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import (
@@ -43,16 +44,22 @@ from composer_replication.loss.forward import (
 from composer_replication.loss.forward.adapters import load_policy_weights
 from composer_replication.loss.forward.model_checkpoint import Snapshot, load_checkpoint
 from composer_replication.loss.metrics import merge_metrics, merge_updates
-from composer_replication.loss.micro_batches import mini_batches, split, tokens_of, without_idle_rows
-from composer_replication.policy_gradient import EntropyControl
+from composer_replication.loss.micro_batches import mini_batches, pairs_apart, split, tokens_of, without_idle_rows
+from composer_replication.trainer.learning.controls import Controls
 from composer_replication.trainer.learning.followers import TIMEOUT, Followers, on_all_ranks, on_all_ranks_if_sharded
 from composer_replication.trainer.learning.gradient import clip_gradient
 from composer_replication.trainer.learning.memory import forget_peak, give_memory_back, peak_gib, saying_what_to_lower
-from composer_replication.trainer.learning.optimizers import make_optimizer, rate_share
 from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.learning.results import MicroBatch, StepResult
-from composer_replication.trainer.learning.scores import kl_to_reference, proximal_logprobs, reference_logprobs, teacher_sums
-from composer_replication.trainer.learning.sharding import load_whole_optimizer, load_whole_weights, on_first_rank, shard, whole
+from composer_replication.trainer.learning.scheduled import ScheduledOptimizer
+from composer_replication.trainer.learning.scores import (
+    kl_to_reference,
+    kto_divergence,
+    proximal_logprobs,
+    reference_logprobs,
+    teacher_sums,
+)
+from composer_replication.trainer.learning.sharding import load_whole_weights, shard, whole
 from composer_replication.trainer.learning.utilisation import attainable, operations_per_token
 from composer_replication.types import Pair, Trajectory
 from composer_replication.types.errors import ModelError
@@ -92,17 +99,12 @@ class Learner:
         """The reference's, of the present step's trajectories: the KL in the reward and the one in the loss read the same."""
         if self.sharded:
             shard(model)  # after the copies of it, which are whole, and before the optimizer, which looks after shards
-        optimizer, self.schedule = make_optimizer(model, config)
-        # the state of an optimizer is where it belongs: accelerate would move it
-        if self.sharded:
-            self.model, self.optimizer = model, self.accelerator.prepare_optimizer(optimizer, device_placement=False)
-        else:
-            self.model, self.optimizer = self.accelerator.prepare(model, optimizer, device_placement=[True, False])
-        self.taid = TAIDScheduler(config.steps) if hint.form == "taid" else None
-        rlvr = config.loss.rlvr
-        self.entropy = None
-        if rlvr.entropy_target is not None:
-            self.entropy = EntropyControl(rlvr.entropy_bonus, rlvr.entropy_target, rlvr.entropy_step)
+        made = partial(ScheduledOptimizer, self.accelerator, model, steps=config.steps, sharded=self.sharded)
+        self.scheduled, rate = made(config.optimizer), config.loss.replay.learning_rate
+        self.of_pairs = None if rate is None else made(config.optimizer.model_copy(update={"learning_rate": rate}))
+        """Takes the steps on pairs where they have a learning rate to themselves."""
+        self.model = model if self.sharded else self.accelerator.prepare_model(model)
+        self.controls = Controls.of(config)
         self.version = 0
         """Steps taken: batches of rollouts that were learned from."""
         self.followers: Followers | None = None
@@ -123,6 +125,11 @@ class Learner:
             self.followers.dismiss()
 
     @property
+    def optimizer(self) -> Any:
+        """The optimizer as accelerate wraps it."""
+        return self.scheduled.optimizer
+
+    @property
     def policy(self) -> Any:
         """The model without wrappers."""
         return self.accelerator.unwrap_model(self.model)
@@ -138,26 +145,35 @@ class Learner:
         """Learn from a whole batch; micro-batches add up to the gradient of a batch at once."""
         began = time.monotonic()
         forget_peak(self.accelerator.device)
-        loss = self._present_options()
+        loss = self.controls.options(self.config.loss)
         update_mode(self.model)
         parallel = {"rank": self.accelerator.process_index, "ranks": self.accelerator.num_processes}
         budget = self.config.optimizer.micro_batch_tokens
         shares = why_no_tree(self.model) is None
         taught = without_idle_rows(batch, loss.rlvr)
         taught |= {"router_share": torch.ones(())} if router_balance(self.model) > 0 else {}
-        minis = mini_batches(taught, self.config.optimizer.mini_batches, seed=self.version)
+        if loss.replay.variant == "kto" and loss.replay.weight > 0 and "dpo_weights" in taught:
+            taught["dpo_divergence"] = kto_divergence(self.policy, taught, budget, self.accelerator.device)
+        minis = self._minis(taught)
         with saying_what_to_lower(f"learning in step {self.version + 1}", self.config.optimizer):
-            parts = [[self._inputs(part) for part in split(mini, budget, shared_prefixes=shares, **parallel)] for mini in minis]
-            updates = [self._optimizer_step(some, loss) for _ in range(self.config.optimizer.epochs) for some in parts]
+            parts = [
+                ([self._inputs(part) for part in split(mini, budget, shared_prefixes=shares, **parallel)], scheduled)
+                for mini, scheduled in minis
+            ]
+            updates = [self._optimizer_step(*some, loss) for _ in range(self.config.optimizer.epochs) for some in parts]
         self.optimizer.zero_grad()  # a server may need the memory until the next update
-        learning_rate = float(self.schedule.get_last_lr()[0])
-        self.schedule.step()
+        learning_rate = self.scheduled.rate
+        self.scheduled.schedule.step()
         self.version += 1
+        if self.of_pairs is not None:
+            self.of_pairs.skip_to(self.version)  # there may have been no pairs to step on
         metrics = merge_updates([update.metrics for update in updates])
         if "dropped_tokens" in batch:
             metrics["rlvr/dropped/tokens"] = float(batch["dropped_tokens"])
-        self._follow(metrics)
-        counts: list[int] = gather_object([tokens_of([part for some in parts for part in some])])
+        if self.self_teacher is not None:
+            self.self_teacher.update(self.policy)
+        metrics |= self.controls.follow(metrics, self.version)
+        counts: list[int] = gather_object([tokens_of([part for some, _ in parts for part in some])])
         tokens = self.config.optimizer.epochs * sum(counts)
         rate_of_tokens = tokens / (time.monotonic() - began)
         metrics |= {
@@ -178,13 +194,23 @@ class Learner:
         dtype = compute_dtype(self.model) or next(self.model.parameters()).dtype
         return attainable(self.accelerator.device, dtype) * int(self.accelerator.num_processes)
 
-    def _optimizer_step(self, parts: Sequence[Batch], loss: LossConfig) -> StepResult:
+    def _minis(self, taught: Batch) -> list[tuple[Batch, ScheduledOptimizer]]:
+        """Return the mini-batches of a step, each with the optimizer that steps on it: pairs that have a learning rate to
+        themselves are the last one."""
+        count = self.config.optimizer.mini_batches
+        if self.of_pairs is None:
+            return [(mini, self.scheduled) for mini in mini_batches(taught, count, seed=self.version)]
+        rows, pairs = pairs_apart(taught)
+        found = [(mini, self.scheduled) for mini in mini_batches(rows, count, seed=self.version)]
+        return [*found, (pairs, self.of_pairs)] if pairs else found
+
+    def _optimizer_step(self, parts: Sequence[Batch], scheduled: ScheduledOptimizer, loss: LossConfig) -> StepResult:
         """Take one optimizer step on this rank's micro-batches. Raises ModelError when the gradient is not finite.
 
         Where nothing is taught every gradient is 0 and none is missing: momentum and weight decay act as on several processes,
         whose made-up inputs reach every weight.
         """
-        self.optimizer.zero_grad()
+        scheduled.optimizer.zero_grad()
         mine = []
         for number, part in enumerate(parts, start=1):
             with self._summed_later() if number < len(parts) else nullcontext():
@@ -200,7 +226,7 @@ class Learner:
                 f"the gradient of step {self.version + 1} is not finite; the policy is as it was before this update",
                 fix="lower optimizer.learning_rate in a new run, or look at the losses in metrics.jsonl",
             )
-        self.optimizer.step()
+        scheduled.optimizer.step()
         if self.accelerator.device.type == "cuda":
             torch.cuda.synchronize(self.accelerator.device)  # the step that is timed is over
         optimizer_s = time.monotonic() - began
@@ -217,24 +243,6 @@ class Learner:
         """Return a context of passes whose gradients are added up over the processes by a later pass. Shares of weights (FSDP2)
         are summed by each, as whole gradients would have to be kept otherwise."""
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
-
-    def _present_options(self) -> LossConfig:
-        """Return the options of the loss in this step: the entropy bonus may follow a target."""
-        loss = self.config.loss
-        if self.entropy is None:
-            return loss
-        return loss.model_copy(update={"rlvr": loss.rlvr.model_copy(update={"entropy_bonus": self.entropy.applied})})
-
-    def _follow(self, metrics: dict[str, float]) -> None:
-        """Let self-teacher, TAID's clock and the entropy bonus follow a step, and add what they show to its metrics."""
-        if self.self_teacher is not None:
-            self.self_teacher.update(self.policy)
-        if self.taid is not None:
-            metrics["hint/taid_t"] = self.taid.t
-            self.taid.update_t(metrics.get("hint/loss", 0.0), global_step=self.version)
-        if self.entropy is not None and "rlvr/entropy/mean" in metrics:
-            metrics["rlvr/entropy/bonus"] = self.entropy.applied
-            self.entropy.update(metrics["rlvr/entropy/mean"])
 
     @on_all_ranks_if_sharded
     def with_reference_logprobs(self, pairs: Sequence[Pair]) -> list[Pair]:
@@ -300,13 +308,11 @@ class Learner:
         With sharded weights every rank has to call this at the same time, and the first gets what one process would have.
         """
         apart = None if self.reference is self.self_teacher else self.reference
-        optimizer = self.optimizer.state_dict()
         return {
-            "optimizer": on_first_rank(optimizer) if self.sharded else optimizer,
-            "schedule": self.schedule.state_dict(),
+            **self.scheduled.state_dict(),
+            "of_pairs": None if self.of_pairs is None else self.of_pairs.state_dict(),
             "version": self.version,
-            "taid": None if self.taid is None else self.taid.state_dict(),
-            "entropy": None if self.entropy is None else self.entropy.state_dict(),
+            **self.controls.state_dict(),
             "self_teacher": None if self.self_teacher is None else self.self_teacher.state_dict(),
             "reference": None if apart is None else apart.state_dict(),
         }
@@ -315,15 +321,14 @@ class Learner:
         """Restore what `state_dict` returned, sharded or not; `weights` are the policy's, whole on every rank."""
         if self.sharded:
             load_whole_weights(self.policy, weights)
-            load_whole_optimizer(self.optimizer, state["optimizer"])
         else:
             load_policy_weights(self.policy, weights)
-            self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
+        self.scheduled.load_state_dict(state)
+        if self.of_pairs is not None and state.get("of_pairs") is not None:
+            self.of_pairs.load_state_dict(state["of_pairs"])
         self.version = state["version"]
+        self.controls.load_state_dict(state)
         for owner, saved in (
-            (self.taid, state["taid"]),
-            (self.entropy, state.get("entropy")),
             (self.self_teacher, state["self_teacher"]),
             (self.reference, state["reference"]),
         ):
@@ -333,13 +338,9 @@ class Learner:
     def skip_to(self, version: int) -> None:
         """Count from a later step, whose weights are loaded: the rate is what the schedule has there."""
         self.version = version
-        share = rate_share(self.config.optimizer, self.config.steps, version)
-        rates = [base * share for base in self.schedule.base_lrs]
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = torch.as_tensor(rate).to(group["lr"]) if isinstance(group["lr"], Tensor) else rate  # torchao's is one
-        self.schedule.load_state_dict(
-            {**self.schedule.state_dict(), "last_epoch": version, "_step_count": version + 1, "_last_lr": rates}
-        )
+        for scheduled in (self.scheduled, self.of_pairs):
+            if scheduled is not None:
+                scheduled.skip_to(version)
 
     def _backward(self, part: Batch, loss: LossConfig) -> MicroBatch:
         ranks = self.accelerator.num_processes
@@ -347,7 +348,7 @@ class Learner:
             self.model,
             part,
             loss,
-            taid_t=None if self.taid is None else self.taid.t,
+            taid_t=self.controls.taid_t,
             temperature=self.config.rollout.temperature,
             self_teacher=self.self_teacher,
         )

@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from composer_replication.config import OptimizerConfig, RunConfig
+from composer_replication.config import OptimizerConfig
 from composer_replication.trainer.learning.low_memory import OffloadedAdamW, StochasticRoundingAdamW, make_8bit_adamw
 from composer_replication.trainer.learning.muon import make_muon
 
 
-def make_optimizer(model: nn.Module, config: RunConfig) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-    """Return the optimizer that `config.optimizer` names, over a model's trainable parameters, and the schedule of its rate.
+def make_optimizer(
+    model: nn.Module, options: OptimizerConfig, steps: int
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+    """Return the optimizer that `options` name, over a model's trainable parameters, and the schedule of its rate over so many
+    `steps`.
 
     Raises ConfigError and MissingExtraError where it cannot be had.
     """
-    options = config.optimizer
     chosen: dict[str, Any] = {"lr": options.learning_rate, "betas": options.betas, "weight_decay": options.weight_decay}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer: torch.optim.Optimizer
@@ -33,7 +35,7 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> tuple[torch.optim.Opt
     else:
         fused = True if trained[0].is_cuda else None  # torch's own choice there makes a copy of all weights in each step
         optimizer = torch.optim.AdamW(trained, fused=fused, **chosen)
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_share, options, config.steps))
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_share, options, steps))
 
 
 def rate_share(config: OptimizerConfig, steps: int, taken: int) -> float:

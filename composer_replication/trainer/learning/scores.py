@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from composer_replication.distillation import SelfTeacher
 from composer_replication.loss.batch import collate
 from composer_replication.loss.batch_keys import Batch
+from composer_replication.loss.channels.replay import divergence_of_pairs
 from composer_replication.loss.forward import LogprobCache, evaluating, in_lockstep, sequence_logprobs
 from composer_replication.loss.micro_batches import passes
 from composer_replication.policy_gradient import kl_k1_penalty
@@ -61,6 +62,20 @@ def kl_to_reference(
         for place, kl in zip(places, kls, strict=True):
             found[place] = kl
     return found
+
+
+def kto_divergence(policy: nn.Module, batch: Batch, tokens: int, device: torch.device) -> Tensor:
+    """Return KTO's reference point [] of a batch's pairs under the present policy, read in passes of at most so many `tokens`."""
+    sums = []
+    for side in ("chosen", "rejected"):
+        rows = [batch[f"dpo_{side}_{what}"] for what in ("input_ids", "attention_mask", "response_mask")]
+        found = torch.zeros(len(rows[0]))
+        for places in passes(rows[1].sum(-1).tolist(), tokens):
+            some = [row[places].to(device) for row in rows]
+            with evaluating(policy):
+                found[places] = sequence_logprobs(policy, some[0], some[1], some[2]).sum(-1).float().cpu()
+        sums.append(found - batch[f"dpo_{side}_ref_logprobs"].cpu())
+    return divergence_of_pairs(sums[0], sums[1])
 
 
 def teacher_sums(teacher: SelfTeacher, policy: nn.Module, ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:

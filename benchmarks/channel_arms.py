@@ -1,0 +1,72 @@
+"""The arms of `channels`: every channel alone and beside the policy gradient, and what could replace them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+SEEDS = 5
+STEPS, TASKS, SIBLINGS, PAIRS = 24, 4, 8, 12
+RATES = (1e-3, 3e-4, 1e-4)
+PREFERENCES = ("dpo", "dpo_positive", "ipo", "apo_zero", "kto", "simpo")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What is trained on, and how."""
+
+    name: str
+    rate: float
+    rollouts: str = "none"
+    """`none`; `grpo`: advantages over groups; `rewards`: the reward in their place (rejection sampling); `hinted`: rollouts of
+    the warm policy with hints, of which those that pass are imitated without them (context distillation); `unscored`: hints
+    alone."""
+    hint: float = 0.0
+    replay: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `[loss.replay]` and `[loss.hint]`, as `replay.variant`."""
+    wrong_pairs: float = 0.0
+    wrong_hints: float = 0.0
+    long_pairs: bool = False
+
+
+def replay_alone() -> Iterator[Arm]:
+    """SFT and every loss on preferences, at three rates; with right pairs, with a quarter turned round, with long answers."""
+    for rate in RATES:
+        for variant in ("sft", *PREFERENCES):
+            arm = Arm(f"replay alone: {variant}", rate, replay=1.0, options={"replay.variant": variant})
+            yield arm
+            if rate == RATES[0]:
+                yield replace(arm, name=f"{arm.name}, a quarter wrong", wrong_pairs=0.25)
+                yield replace(arm, name=f"{arm.name}, long answers", long_pairs=True)
+
+
+def beside_grpo() -> Iterator[Arm]:
+    """The policy gradient by itself, with each channel at three weights, and with both."""
+    for rate in RATES[:2]:
+        grpo = Arm("grpo", rate, rollouts="grpo")
+        yield grpo
+        for weight in (0.3, 1.0, 3.0):
+            yield replace(grpo, name=f"grpo + replay {weight:g}", replay=weight)
+            yield replace(grpo, name=f"grpo + hint {weight:g}", hint=weight)
+            yield replace(grpo, name=f"grpo + hint {weight:g} + replay {weight:g}", hint=weight, replay=weight)
+        yield replace(grpo, name="grpo + replay 1: dpo", replay=1.0, options={"replay.variant": "dpo"})
+        own = {"replay.variant": "dpo", "replay.learning_rate": rate / 10}
+        yield replace(grpo, name="grpo + replay 1: dpo, a tenth of the rate", replay=1.0, options=own)
+        yield replace(grpo, name="grpo + hint 1: turn", hint=1.0, options={"hint.reduction": "turn"})
+        wrong = {"wrong_pairs": 0.25, "wrong_hints": 0.25}
+        yield replace(grpo, name="grpo + hint 1 + replay 1, a quarter wrong", hint=1.0, replay=1.0, **wrong)
+        yield replace(grpo, name="hint alone", rollouts="unscored", hint=1.0)
+
+
+def baselines() -> Iterator[Arm]:
+    """What could replace the channels."""
+    for rate in RATES[:2]:
+        yield Arm("rejection sampling", rate, rollouts="rewards")
+        yield Arm("context distillation", rate, rollouts="hinted")
+
+
+def grid() -> list[Arm]:
+    """Return every arm."""
+    return [*replay_alone(), *beside_grpo(), *baselines()]

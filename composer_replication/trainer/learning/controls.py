@@ -1,0 +1,73 @@
+"""What of a loss changes from step to step: TAID's clock, the entropy bonus, and the brake on preference losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from composer_replication.config import LossConfig, RunConfig
+from composer_replication.distillation import TAIDScheduler
+from composer_replication.policy_gradient import EntropyControl
+from composer_replication.trainer.learning.brake import ReplayBrake
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """The controls that a run has; None for those that it does not ask for."""
+
+    taid: TAIDScheduler | None
+    entropy: EntropyControl | None
+    brake: ReplayBrake | None
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """Return the controls of a run at its start."""
+        rlvr, hint, replay = config.loss.rlvr, config.loss.hint, config.loss.replay
+        return cls(
+            TAIDScheduler(config.steps) if hint.form == "taid" else None,
+            None if rlvr.entropy_target is None else EntropyControl(rlvr.entropy_bonus, rlvr.entropy_target, rlvr.entropy_step),
+            ReplayBrake() if replay.weight > 0 and replay.compares else None,
+        )
+
+    @property
+    def taid_t(self) -> float | None:
+        """The present t of TAID's clock."""
+        return None if self.taid is None else self.taid.t
+
+    def options(self, loss: LossConfig) -> LossConfig:
+        """Return the options of the loss in the present step."""
+        if self.entropy is not None:
+            rlvr = loss.rlvr.model_copy(update={"entropy_bonus": self.entropy.applied})
+            loss = loss.model_copy(update={"rlvr": rlvr})
+        if self.brake is not None:
+            replay = loss.replay.model_copy(update={"preference": loss.replay.preference * self.brake.share})
+            loss = loss.model_copy(update={"replay": replay})
+        return loss
+
+    def follow(self, metrics: Mapping[str, float], step: int) -> dict[str, float]:
+        """Follow a step (1-based) that had these metrics, and return what was applied in it."""
+        applied: dict[str, float] = {}
+        if self.taid is not None:
+            applied["hint/taid_t"] = self.taid.t
+            self.taid.update_t(metrics.get("hint/loss", 0.0), global_step=step)
+        if self.entropy is not None and "rlvr/entropy/mean" in metrics:
+            applied["rlvr/entropy/bonus"] = self.entropy.applied
+            self.entropy.update(metrics["rlvr/entropy/mean"])
+        if self.brake is not None and "replay/pairs" in metrics:
+            applied["replay/preference_share"] = self.brake.share
+            self.brake.follow(metrics)
+        return applied
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs."""
+        return {name: None if control is None else control.state_dict() for name, control in self._named()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, among other things."""
+        for name, control in self._named():
+            if control is not None and state.get(name) is not None:
+                control.load_state_dict(state[name])
+
+    def _named(self) -> list[tuple[str, TAIDScheduler | EntropyControl | ReplayBrake | None]]:
+        return [("taid", self.taid), ("entropy", self.entropy), ("brake", self.brake)]

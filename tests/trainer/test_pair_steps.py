@@ -1,0 +1,181 @@
+"""Learning from pairs: the brake on losses that push answers down, KTO's reference point, and steps with a rate of their own."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from composer_replication.config import load_config
+from composer_replication.loss.batch import collate
+from composer_replication.loss.batch_keys import Batch
+from composer_replication.loss.forward.models import load_policy
+from composer_replication.recipes.limits import refuse
+from composer_replication.trainer.learning.brake import ReplayBrake
+from composer_replication.trainer.learning.learner import Learner
+from composer_replication.types import Pair, StopReason, Trajectory, Turn
+from composer_replication.types.errors import ConfigError
+
+ALONE = ["--loss.hint.weight", "0", "--optimizer.warmup_steps", "0"]
+ALIKE = [
+    Pair(pair_id=str(i), prompt_ids=(40 + i, 41, 42), chosen_ids=(50, 51, 60 + i, 53, 54), rejected_ids=(50, 51, 70 + i, 53, 54))
+    for i in range(8)
+]
+"""Answers that differ in one token, as those of an edit do."""
+
+
+def step(distance: float, pairs: float = 8.0) -> dict[str, float]:
+    return {"replay/chosen/distance/mean": distance, "replay/pairs": pairs}
+
+
+def test_the_brake_acts_when_chosen_answers_have_fallen_twice_and_lets_go_above_the_start() -> None:
+    brake = ReplayBrake()
+    shares = []
+    for distance in (-2.0, -2.0, -2.0, -0.6, -0.6, 0.2, 0.4, 0.4, 0.4, 0.4):
+        brake.follow(step(distance))
+        shares.append(brake.share)
+    assert shares == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.5, 1.0, 1.0, 1.0]
+
+
+def test_the_brake_waits_for_16_pairs_and_for_steps_with_pairs() -> None:
+    brake = ReplayBrake()
+    for _ in range(15):
+        brake.follow(step(-9.0, pairs=1.0))
+        brake.follow({"rlvr/loss": 1.0})
+    assert brake.share == 1.0
+    for _ in range(2):
+        brake.follow(step(-9.0, pairs=1.0))
+    assert brake.share == 0.5
+    for _ in range(100):
+        brake.follow(step(-9.0))
+    assert brake.share == 1 / 64, "never off, or nothing could let it go"
+
+
+def test_the_brake_goes_on_where_it_was() -> None:
+    one, other = ReplayBrake(), ReplayBrake()
+    for distance in (-2.0, -2.0):
+        one.follow(step(distance))
+    other.load_state_dict(one.state_dict())
+    for brake in (one, other):
+        brake.follow(step(-2.0))
+    assert one.share == other.share == 0.5
+    assert one.state_dict() == other.state_dict()
+
+
+def learner(run_file: Path, *words: str) -> Learner:
+    config = load_config(run_file, [*ALONE, *words])
+    torch.manual_seed(0)
+    return Learner(load_policy(config.model)[0], config)
+
+
+def batch(trained: Learner, pairs: list[Pair] = ALIKE) -> Batch:
+    return collate([], None, [], trained.with_reference_logprobs(pairs), pad_id=0)
+
+
+def likelihoods(trained: Learner) -> tuple[float, float]:
+    """Mean log-prob of the chosen and of the rejected answers."""
+    scored = trained.with_reference_logprobs([replace(pair, pair_id=f"{pair.pair_id}!") for pair in ALIKE])
+    return (
+        sum(pair.ref_chosen_logprob or 0.0 for pair in scored) / 8,
+        sum(pair.ref_rejected_logprob or 0.0 for pair in scored) / 8,
+    )
+
+
+@pytest.mark.parametrize("variant", ["sft", "dpo", "dpo_positive", "ipo", "apo_zero", "kto", "simpo"])
+def test_with_the_default_anchor_chosen_answers_never_fall(run_file: Path, variant: str) -> None:
+    trained = learner(run_file, "--loss.replay.variant", variant, "--optimizer.learning_rate", "1e-3")
+    data = batch(trained)
+    start, _ = likelihoods(trained)
+    for _ in range(6):
+        metrics = trained.update(data).metrics
+        now, _ = likelihoods(trained)
+        assert now > start
+        start = now
+    assert metrics["replay/chosen/distance/mean"] > 0
+    assert metrics.get("replay/preference_share", 1.0) == 1.0, "nothing had to be braked"
+
+
+def test_without_an_anchor_they_fall_and_the_brake_says_so(run_file: Path) -> None:
+    """The published form of DPO on answers that are much alike: what the anchor is there for."""
+    config = load_config(run_file, [*ALONE, "--loss.replay.variant", "dpo", "--optimizer.learning_rate", "1e-2"])
+    bare = config.loss.replay.model_copy(update={"anchor": 0.0})
+    config = config.model_copy(update={"loss": config.loss.model_copy(update={"replay": bare})})
+    trained = Learner(load_policy(config.model)[0], config)
+    data = batch(trained)
+    seen = [trained.update(data).metrics for _ in range(12)]
+    assert min(step["replay/chosen/distance/mean"] for step in seen) < -1.0
+    assert seen[-1]["replay/accuracy"] == 1.0, "which does not show it"
+    assert seen[0]["replay/preference_share"] == 1.0
+    assert min(step["replay/preference_share"] for step in seen) < 1.0
+
+
+def test_an_anchor_of_0_is_refused_in_a_run_file(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"anchor = 0 with variant = dpo: chosen answers would fall"):
+        load_config(run_file, ["--loss.replay.variant", "dpo", "--loss.replay.anchor", "0"])
+    with pytest.raises(ConfigError, match=r"anchor = 2\.0 is not read with variant = sft"):
+        load_config(run_file, ["--loss.replay.anchor", "2"])
+    load_config(run_file, ["--loss.replay.variant", "dpo", "--loss.replay.anchor", "0", "--loss.replay.weight", "0"])
+
+
+def test_kto_s_reference_point_is_that_of_all_micro_batches(run_file: Path) -> None:
+    weights = []
+    for tokens in ("10000", "10"):
+        words = ["--loss.replay.variant", "kto", "--optimizer.micro_batch_tokens", tokens, "--optimizer.learning_rate", "1e-2"]
+        trained = learner(run_file, *words)
+        data = batch(trained)
+        for _ in range(3):
+            trained.update(data)
+        weights.append(trained.weights())
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+OWN = ["--loss.replay.learning_rate", "1e-4", "--optimizer.learning_rate", "1e-2"]
+
+
+def rows() -> Batch:
+    """Two rollouts, of which one is better."""
+    turns = [Turn(action_ids=(50, 51 + i), logprobs=(-5.0, -5.1), text="") for i in range(2)]
+    made = [
+        Trajectory(
+            trajectory_id=f"0/t/{i}", task_id="t", policy_version=0, messages=(), tools=(), prompt_ids=(5, 6, 7), turns=(turn,),
+            stop_reason=StopReason.SUBMITTED, temperature=1.0, reward=float(i),
+        )
+        for i, turn in enumerate(turns)
+    ]  # fmt: skip
+    return collate(made, [1.0, -1.0], pad_id=0)
+
+
+def test_pairs_with_a_rate_of_their_own_take_the_step_of_a_run_of_pairs_alone(run_file: Path) -> None:
+    both = learner(run_file, *OWN)
+    alone = learner(run_file, "--optimizer.learning_rate", "1e-4")
+    taught, pairs = learner(run_file, *OWN), batch(both)
+    taught.update(rows())
+    alone.policy.load_state_dict(taught.policy.state_dict())
+    result = both.update(rows() | pairs)
+    alone.update(pairs)
+    for name, value in both.weights().items():
+        torch.testing.assert_close(value, alone.weights()[name], rtol=1e-6, atol=1e-7, msg=name)
+    assert result.metrics["optimizer/updates"] == 2.0
+    assert result.off.keys() == {"hint"}
+
+
+def test_both_optimizers_are_resumed(run_file: Path, tmp_path: Path) -> None:
+    one, other = learner(run_file, *OWN), learner(run_file, *OWN)
+    data = rows() | batch(one)
+    one.update(data)
+    other.load_state_dict(copy.deepcopy(one.state_dict()), one.weights())
+    for trained in (one, other):
+        trained.update(data)
+    assert all(torch.equal(value, other.weights()[name]) for name, value in one.weights().items())
+
+
+@pytest.mark.parametrize("kind", ["trl", "verl", "prime_rl"])
+def test_substrates_with_optimizers_of_their_own_refuse_it(run_file: Path, kind: Any) -> None:
+    config = load_config(run_file, ["--loss.replay.learning_rate", "1e-4"])
+    with pytest.raises(ConfigError, match=r"loss\.replay\.learning_rate"):
+        refuse(config, kind)
