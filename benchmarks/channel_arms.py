@@ -8,6 +8,8 @@ from typing import Any
 
 SEEDS = 5
 STEPS, TASKS, SIBLINGS, PAIRS = 24, 4, 8, 12
+FORM_STEPS = 100
+"""Steps of imitation in which a policy learns to write its edits in either form."""
 RATES = (1e-3, 3e-4, 1e-4)
 PREFERENCES = ("dpo", "dpo_positive", "ipo", "apo_zero", "kto", "simpo")
 

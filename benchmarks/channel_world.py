@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from composer_replication.loss import sequence_logprobs
 from composer_replication.loss.batch import right_padded
 from composer_replication.quickstart.language import GLOSSARY, HOUSE_TERMS, OPERATIONS, WORDS, Module, modules, project_path
 from composer_replication.quickstart.run import is_held_out
-from composer_replication.quickstart.transcripts import EDITED, VALUES, found, hint_text, instruction
+from composer_replication.quickstart.transcripts import EDITED, VALUES, demonstration, found, hint_text, instruction
 from composer_replication.rollouts.protocol import SampleRequest
 from composer_replication.rollouts.transformers_engine import TransformersEngine, stop_ids_of
 from composer_replication.tokens import ChatRenderer
@@ -34,7 +34,8 @@ from composer_replication.types import Deletion, HintedTurn, Message, Pair, Stop
 
 OPERATORS = tuple(OPERATIONS.values())
 FORMS = ("return {op}({first}, {second})", "value = {op}({first}, {second})\n    return value")
-"""Ways to write an edit. The second is for pairs whose answers are long and differ in more than a word."""
+"""Ways to write an edit. The second is for pairs whose answers are long and differ in more than a word; policies that have only
+seen the first give it no probability at all."""
 _TURN = 64
 """Tokens that a turn may have."""
 
@@ -85,6 +86,19 @@ def rules(renderer: ChatRenderer, forms: int = 1) -> list[Rule]:
     return made
 
 
+def in_both_forms(rng: random.Random, meanings: Mapping[str, str] | None) -> list[Message]:
+    """Return a demonstration whose edit is written in either form."""
+    messages = demonstration(rng, meanings)
+    if rng.random() < 0.5:
+        for call in [call for message in messages for call in message.get("tool_calls", ())]:
+            arguments = call["function"]["arguments"]
+            if "new" in arguments:
+                operator, operands = arguments["new"].removeprefix("return ").split("(")
+                first, second = operands.rstrip(")").split(", ")
+                arguments["new"] = FORMS[1].format(op=operator, first=first, second=second)
+    return messages
+
+
 def _rule(renderer: ChatRenderer, module: Module, node: ast.FunctionDef, forms: int) -> Rule:
     term = (ast.get_docstring(node) or "").split()[1]
     opening = [Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=instruction(module.path, node.name))]
@@ -104,7 +118,7 @@ def _rule(renderer: ChatRenderer, module: Module, node: ast.FunctionDef, forms: 
                 (tuple(renderer.assistant_ids(call_turn("submit"))), ()),
             )
             scripts.append(Script(operator, form, turns, report == "8 passed"))
-    held_out = is_held_out(Deletion(path=module.path, qualname=node.name))
+    held_out = is_held_out(Deletion(path=module.path, qualname=node.name, lines=1))
     gold = OPERATIONS[GLOSSARY[term]]
     return Rule(node.name, term, held_out, prompt, (*prompt, *search, *seen), tuple(scripts), gold)
 

@@ -29,18 +29,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from channel_arms import PAIRS, SEEDS, SIBLINGS, STEPS, TASKS, Arm, grid
+from channel_arms import FORM_STEPS, PAIRS, SEEDS, SIBLINGS, STEPS, TASKS, Arm, grid
 from channel_tables import behind, fallen, harms, table
-from channel_world import Rule, drawn, hints_of, meanings, outcomes, pairs_of, rules, standing, trajectory_of
+from channel_world import Rule, drawn, hints_of, in_both_forms, meanings, outcomes, pairs_of, rules, standing, trajectory_of
 from measuring import emit
 
 from composer_replication.config import RunConfig
 from composer_replication.loss.batch import collate
 from composer_replication.loss.batch_keys import Batch
-from composer_replication.loss.forward.models import load_policy
+from composer_replication.loss.forward.models import load_policy, save_policy
 from composer_replication.observe import Terminal
 from composer_replication.policy_gradient import group_advantages
 from composer_replication.quickstart.run import warm_start
+from composer_replication.quickstart.warm_start import imitate
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.types import Pair, Trajectory
@@ -199,6 +200,22 @@ def _likelihoods(learner: Learner, pairs: Sequence[Pair]) -> tuple[dict[str, flo
 # --- runs ------------------------------------------------------------------------------------------------------------------
 
 
+def policy_name(seed: int, both_forms: bool) -> str:
+    """Return the folder of a seed's policy."""
+    return f"policy{seed}-both-forms" if both_forms else f"policy{seed}"
+
+
+def learn_both_forms(work: Path, seed: int) -> None:
+    """Make a seed's policy that writes its edits in either form; one that is there is kept."""
+    out = work / policy_name(seed, both_forms=True)
+    if out.exists():
+        return
+    model, tokenizer = load_policy(config_of(grid()[0], work / policy_name(seed, both_forms=False)).model)
+    imitate(model, ChatRenderer(tokenizer), steps=FORM_STEPS, seed=seed, demonstrate=in_both_forms)
+    save_policy(model, tokenizer, out.with_name(f"{out.name}.partial"))
+    out.with_name(f"{out.name}.partial").rename(out)
+
+
 def code_digest() -> str:
     """Return a digest of the code that is measured."""
     found = hashlib.sha256()
@@ -221,6 +238,7 @@ def main() -> None:
     done = {(run["arm"]["name"], run["arm"]["rate"], run["seed"]) for run in runs}
     for seed in range(options.seeds):
         warm_start(options.work / f"policy{seed}", Terminal(), seed)
+        learn_both_forms(options.work, seed)
     wanted = [
         (arm, seed)
         for seed in range(options.seeds)
@@ -228,7 +246,7 @@ def main() -> None:
         if options.only in arm.name and (arm.name, arm.rate, seed) not in done
     ]
     with ProcessPoolExecutor(2) as processes, store.open("a", encoding="utf-8") as kept:
-        jobs = [processes.submit(train, arm, seed, options.work / f"policy{seed}") for arm, seed in wanted]
+        jobs = [processes.submit(train, arm, seed, options.work / policy_name(seed, arm.long_pairs)) for arm, seed in wanted]
         for number, job in enumerate(jobs, start=1):
             run = job.result()
             runs.append(run)

@@ -44,6 +44,7 @@ def imitate(
     batch_size: int = 16,
     learning_rate: float = 3e-3,
     on_step: Callable[[], None] | None = None,
+    demonstrate: Callable[[random.Random, Mapping[str, str] | None], list[Message]] = demonstration,
 ) -> float:
     """Train with cross-entropy on the assistant's turns of fresh demonstrations; AdamW, warm-up, cosine decay. Returns the last
     loss.
@@ -54,6 +55,7 @@ def imitate(
 
     Args:
         meanings: what the demonstrator knows of the house's terms (see `transcripts.demonstration`).
+        demonstrate: makes a transcript.
     """
     rng = random.Random(f"{seed}/demonstrations")
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01, betas=(0.9, 0.95))
@@ -66,7 +68,7 @@ def imitate(
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as other:
         for _ in range(steps):
             optimizer.zero_grad()
-            batches = list(_batches(renderer, [demonstration(rng, meanings) for _ in range(batch_size)]))
+            batches = list(_batches(renderer, [demonstrate(rng, meanings) for _ in range(batch_size)]))
             half = other.submit(_backward, twin, batches[1::2])
             loss = _backward(model, batches[::2]) + half.result()
             _add_gradients(model, twin)
