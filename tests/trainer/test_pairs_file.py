@@ -149,7 +149,7 @@ def test_a_run_without_teachers_trains_on_them_and_is_bound_to_the_file(run_file
     """Dry run, run, resume: the file belongs to the run."""
     folder = run_file.parent
     theirs = name_pairs(run_file, *(pair(n) for n in range(5)), pair(5, chosen="wide " * 900))
-    words = ["train", str(run_file), "--steps", "2", "--loss.replay.pairs_per_step", "2"]
+    words = ["train", str(run_file), "--steps", "2", "--loss.replay.pairs_per_step", "2", "--loss.replay.variant", "dpo"]
     told = finish(*words, "--dry-run", cwd=folder)
     assert "replay 5 pairs of theirs.jsonl (left out: 1 longer than 640 tokens); 12 training rollouts, 0 traces" in told
     output = finish(*words, cwd=folder)
