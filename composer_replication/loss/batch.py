@@ -34,7 +34,7 @@ def collate(
     pad_id: int,
     objective: Objective = "dapo",
     max_tokens: int | None = None,
-    hint_reduction: HintReduction = "turn",
+    hint_reduction: HintReduction = "token",
     device: torch.device | str = "cpu",
     turn_advantages: Mapping[str, Sequence[float]] | None = None,
 ) -> Batch:

@@ -135,7 +135,7 @@ def test_rows_hold_exactly_what_was_sampled(new_maker):
     assert batch["rlvr_denominator"] == sum(
         t.num_sampled_tokens() for t, a in zip(trajectories, advantages, strict=True) if a is not None
     )
-    assert batch["hint_denominator"] == 3
+    assert batch["hint_denominator"] == sum(len(hint.action_ids) for hint in hints)
     assert batch["dropped_tokens"] == 0
 
 

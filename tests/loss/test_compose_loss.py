@@ -174,7 +174,7 @@ def test_replay_channel(model64, data, variant):
 
 
 def test_taid_and_entropy_wrappers(model64, data):
-    batch = collate(*data, pad_id=0)
+    batch = collate(*data, pad_id=0, hint_reduction="turn")
 
     def taid(s, t):
         mixed = 0.3 * s + 0.7 * t

@@ -174,7 +174,7 @@ def test_rows_in_any_order_and_cut_hold_the_same_hints_and_pairs():
     taught, paired = [], []
     for part in (slice(0, 2), slice(2, 4)):
         found = gathered({key: value[part] if value.dim() else value for key, value in shuffled.items()})
-        assert float(found["hint_denominator"]) == 3.0
+        assert float(found["hint_denominator"]) == 6.0
         assert float(found["replay_denominator"]) == 7.0
         mine = order[part]
         keys = ("student_row", "ctx_teacher_input_ids", "ctx_teacher_attention_mask")
