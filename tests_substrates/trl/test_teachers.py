@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 
 import fixed
@@ -136,8 +137,10 @@ def test_pairs_without_reference_get_the_start_s(case, tmp_path):
     bare = [replace(pair, ref_chosen_logprob=None, ref_rejected_logprob=None) for pair in case.pairs]
     trainer, look = fixed.make_trainer(case, tmp_path, pairs=bare)
     assert all(pair.ref_chosen_logprob < 0 for pair in trainer.pairs)
+    first = sum(p.confidence * (math.log(2) - p.ref_chosen_logprob) for p in trainer.pairs)  # no margin yet, and the anchor
     trainer.train()
-    assert look.logs["replay/loss"] == pytest.approx(0.6931 * sum(p.confidence for p in bare) / len(bare), rel=1e-3)
+    tokens = sum(p.confidence * len(p.chosen_ids) for p in bare)
+    assert look.logs["replay/loss"] == pytest.approx(first / tokens, rel=1e-3)
 
 
 def test_off_by_default_where_nothing_feeds_it(case, tmp_path):
