@@ -25,7 +25,7 @@ from composer_replication.sandbox import Command, Ending, Tree, open_sandbox
 from composer_replication.sandbox.backends import box
 from composer_replication.sandbox.opening import available
 
-BLOCKS, STARTS = 30, 40
+BLOCKS, STARTS = 60, 40
 MOST_CPU_MS = 1.0
 """More CPU time per start than this is a failure."""
 PYTHON = Path(sys.executable)
