@@ -16,7 +16,7 @@ PREFERENCES = ("dpo", "dpo_positive", "ipo", "apo_zero", "kto", "simpo")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is trained on, and how."""
+    """A way to train: on which records, and how."""
 
     name: str
     rate: float
@@ -63,7 +63,7 @@ def beside_grpo() -> Iterator[Arm]:
 
 
 def baselines() -> Iterator[Arm]:
-    """What could replace the channels."""
+    """Yield what could replace the channels."""
     for rate in RATES[:2]:
         yield Arm("rejection sampling", rate, rollouts="rewards")
         yield Arm("context distillation", rate, rollouts="hinted")

@@ -1,4 +1,4 @@
-"""What the runs of `channels` say: a table, and what does not hold in it."""
+"""Tell what the runs of `channels` say: a table, and what does not hold in it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from channel_arms import SEEDS, grid
+
+from composer_replication.observe.metrics import t_975
 
 _SPOILT = ("wrong", "long answers")
 """How the names of arms end whose pairs are not those of a default run."""
@@ -26,11 +28,7 @@ class Interval:
         """Return the interval of one value for each seed."""
         if len(values) < 2:
             return cls(statistics.fmean(values), math.inf)
-        return cls(statistics.fmean(values), _T[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values)))
-
-
-_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-"""The 97.5 % quantile of Student's t, by degrees of freedom."""
+        return cls(statistics.fmean(values), t_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values)))
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ class Script:
     operator: str
     form: int
     turns: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-    """What the policy samples in each turn, and what it then reads."""
+    """For each turn, the tokens that the policy samples and those that it then reads."""
     passes: bool
 
 
@@ -70,7 +70,7 @@ class Rule:
         return (*seen, *renderer.hint_ids(hint_text(self.term, word)), *renderer.generation_prompt_ids)
 
     def edit(self, operator: str, form: int = 0) -> tuple[int, ...]:
-        """What a turn with the edit samples."""
+        """Return the tokens that a turn with the edit samples."""
         (script,) = [script for script in self.scripts if (script.operator, script.form) == (operator, form)]
         return script.turns[1][0]
 
@@ -145,7 +145,7 @@ class Outcome:
     rule: Rule
     script: Script
     logprobs: tuple[tuple[float, ...], ...]
-    """Of the tokens sampled in each turn."""
+    """One for each token sampled, turn by turn."""
 
     @property
     def logprob(self) -> float:
@@ -183,7 +183,7 @@ def outcomes(policy: Any, some: Sequence[Rule]) -> list[list[Outcome]]:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a policy does, exactly."""
+    """Exact probabilities of what a policy does."""
 
     passes: tuple[float, ...]
     """Probability of a transcript that passes, by task."""

@@ -1,4 +1,4 @@
-"""What each channel does to a policy, alone and beside the others, and beside what could replace it.
+"""Measure what each channel does to a policy, alone and beside the others, and beside what could replace it.
 
 The world is `channel_world`: the quickstart's tasks with exact probabilities, so that pass@1 has no sampling error and a run
 costs seconds. Everything else is the trainer's own: records, `collate`, `Learner.update` with its self-teacher, anchor and
@@ -232,6 +232,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="make the runs of so many seeds")
     parser.add_argument("--only", default="", help="make only the arms whose name contains this")
     options = parser.parse_args()
+    if options.write and options.seeds < 2:
+        parser.error("--write needs --seeds 2 or more: one seed has no interval")
     options.work.mkdir(parents=True, exist_ok=True)
     store = options.work / f"{code_digest()}.jsonl"
     runs = [json.loads(line) for line in store.read_text("utf-8").splitlines()] if store.exists() else []

@@ -224,11 +224,10 @@ class ReplayConfig(Section):
     weight: Weight = 1.0
     """Multiply the replay channel's loss by this. 0 turns the channel off."""
     variant: Literal["sft", "dpo", "dpo_positive", "ipo", "apo_zero", "kto", "simpo"] = "sft"
-    """Choose the loss on pairs. `sft` raises the log-prob of the chosen answers alone, and stands wrong pairs best. The others
-    also push the rejected answers down, relative to the starting policy's log-probs: by the pair's margin (dpo), with a penalty
-    on chosen answers that become less likely (dpo_positive), up to a margin of 1 / (2 dpo_beta) in log-prob per token (ipo), each
-    answer for itself (apo_zero), or from a moving reference point (kto); simpo compares log-probs per token without a
-    reference."""
+    """Choose the loss on pairs. `sft` raises the log-prob of the chosen answers and reads nothing else. The others also push the
+    rejected answers down, relative to the starting policy's log-probs: by the pair's margin (dpo), with a penalty on chosen
+    answers that become less likely (dpo_positive), up to a margin of 1 / (2 dpo_beta) in log-prob per token (ipo), each answer
+    for itself (apo_zero), or from a moving reference point (kto); simpo compares log-probs per token without a reference."""
     anchor: Annotated[Weight, ReadBy("variant", "dpo", "dpo_positive", "ipo", "apo_zero", "kto", "simpo")] = 1.0
     """Add this times the loss of `sft` to that of the pairs. Without it the chosen answers lose probability together with the
     rejected ones wherever both are much alike; 0 is refused in a run file."""
@@ -247,8 +246,8 @@ class ReplayConfig(Section):
     """Set SimPO's target margin."""
     learning_rate: Annotated[float, Field(gt=0.0)] | None = None
     """Learn from pairs in an optimizer step to themselves, with this learning rate and moments of their own. By default they
-    share the step and rate of the other channels. Set it, to a tenth of optimizer.learning_rate or so, for the losses that push
-    answers down. It doubles the optimizer's memory; the substrates trl, verl and prime_rl refuse it."""
+    share the step and rate of the other channels. Set it where pairs should move the policy more slowly than rollouts do. It
+    doubles the optimizer's memory; the substrates trl, verl and prime_rl refuse it."""
     traces_per_task: Positive = 1
     """Freeze this many trajectories of the starting policy per training task for replay."""
     agreement_threshold: Positive = 2

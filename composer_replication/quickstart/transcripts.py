@@ -58,7 +58,7 @@ VALUES: dict[str, Callable[[int, int], int]] = {
     "top": lambda a, b: max(a, b),
     "low": lambda a, b: min(a, b),
 }
-"""What each operation computes."""
+"""Operation -> its value for two numbers."""
 
 
 def demonstration(rng: random.Random, meanings: Mapping[str, str] | None = None) -> list[Message]:

@@ -1,4 +1,4 @@
-"""What a waiting sandbox goes through before its request comes."""
+"""The made-up request that a waiting sandbox goes through before the real one comes."""
 
 from __future__ import annotations
 

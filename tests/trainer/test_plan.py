@@ -168,6 +168,15 @@ def test_several_optimizer_steps_a_batch_need_the_memory_of_one() -> None:
     assert several == measure_update(run(), architecture(), 1, PassSize(2, 200))
 
 
+def test_an_optimizer_for_pairs_is_counted() -> None:
+    alone = measure_update(run(), architecture(), 1, PassSize(2, 200))
+    both = measure_update(run(loss={"replay": {"learning_rate": 1e-4}}), architecture(), 1, PassSize(2, 200))
+    assert both.optimizer == 2 * alone.optimizer > 0
+    assert both.passes == alone.passes + alone.optimizer
+    assert both.step == alone.step + alone.optimizer
+    assert both.copies == alone.copies
+
+
 def plan(
     *, capacity: int, rows: int = 4, activations: float = 6.0, caches: float = 0.0, server: float = 0.0, loading: float = 2.0
 ) -> Plan:

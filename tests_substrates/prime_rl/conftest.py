@@ -96,7 +96,7 @@ def run_file(tasks, policy, pairs_file):
             f'steps = 3\n[model]\npath = "{policy[2]}"\n[tasks]\ntrain = "{tasks}"\n[substrate]\ntype = "prime_rl"\n'
             "[rollout]\ngroups = 2\ngroup_size = 2\ncontext_tokens = 1000\ntrajectory_tokens = 500\nturn_tokens = 100\n"
             '[loss.hint]\nweight = 0.7\nform = "sampled_token"\nself_teacher = "live"\nreduction = "token"\n'
-            f'[loss.replay]\nweight = 0.4\npairs = "{pairs_file}"\npairs_per_step = 3\n'
+            f'[loss.replay]\nvariant = "dpo"\nweight = 0.4\npairs = "{pairs_file}"\npairs_per_step = 3\n'
         )
         words = [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
         return load_config(path, words)

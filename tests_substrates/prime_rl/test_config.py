@@ -22,7 +22,7 @@ def test_the_written_file_says_what_the_run_says(run_file, tmp_path):
     (toml,) = write_configs(config, tmp_path / "out")
     read = cli(RLConfig, args=["@", str(toml)])
     assert read.trainer.loss.import_path == LOSS_FN
-    assert read.trainer.loss.kwargs == {}, "the defaults of [loss.rlvr]"
+    assert read.trainer.loss.kwargs == {"objective": "dapo"}, "without one the loss is PRIME-RL's own"
     assert (read.trainer.optim.lr, read.max_steps, read.trainer.model.seq_len) == (3e-5, 3, 1000)
     assert read.trainer.scheduler.warmup_steps == config.optimizer.warmup_steps
     orchestrator = read.orchestrator

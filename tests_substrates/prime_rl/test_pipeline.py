@@ -193,7 +193,17 @@ def test_pairs_are_rollouts_of_two_branches(algorithm, tmp_path):
     }
 
 
-@pytest.mark.parametrize("variant", ["dpo", "simpo"])
+def test_imitation_weighs_the_chosen_answers_alone_and_reads_no_reference(algorithm, tmp_path):
+    built, _ = algorithm(**{"loss.replay.variant": "sft"})
+    rollouts = pairs_as_rollouts(tmp_path / "out" / "rl.toml")
+    samples = finalized(built, rollouts)
+    assert all(sum(s.ce_weights) > 0 for s in samples[::2])
+    assert all(set(s.ce_weights) == {0.0} for s in samples[1::2])
+    assert {name for one in rollouts for name in one.metrics} == {"replay/loss", "replay/pairs"}
+    assert not (tmp_path / "out" / REFERENCES).exists()
+
+
+@pytest.mark.parametrize("variant", ["sft", "dpo", "dpo_positive", "ipo", "apo_zero", "simpo"])
 def test_the_gradient_of_pairs_through_the_real_packing(algorithm, policy, tmp_path, variant):
     built, config = algorithm(**{"loss.replay.variant": variant})
     pairs = with_references(built, policy, moved=1.5)

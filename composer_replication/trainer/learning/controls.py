@@ -1,4 +1,4 @@
-"""What of a loss changes from step to step: TAID's clock, the entropy bonus, and the brake on preference losses."""
+"""Change a loss from step to step: TAID's clock, the entropy bonus, and the brake on preference losses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Controls:
         return cls(
             TAIDScheduler(config.steps) if hint.form == "taid" else None,
             None if rlvr.entropy_target is None else EntropyControl(rlvr.entropy_bonus, rlvr.entropy_target, rlvr.entropy_step),
-            ReplayBrake() if replay.weight > 0 and replay.compares else None,
+            ReplayBrake() if replay.weight > 0 and replay.has_reference else None,
         )
 
     @property

@@ -145,14 +145,16 @@ def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: in
         passes, step, gradients = _peaks(learner, batch, live)
         weights = _bytes(learner.policy.parameters(), device)
         state = [value for value in tree_leaves(learner.optimizer.state_dict()) if isinstance(value, Tensor)]
+        optimizers = 1 if learner.of_pairs is None else 2  # the batch has no pairs, which would make the other one's state
+        more = (optimizers - 1) * _bytes(state, device)
         return UpdateMemory(
             weights=weights,
             gradients=gradients,
-            optimizer=_bytes(state, device),
+            optimizer=_bytes(state, device) + more,
             copies=live.now - weights - _bytes(state, device),
-            passes=passes,
-            step=step,
-            host=0 if device.type == "cpu" else _bytes(state, torch.device("cpu")),
+            passes=passes + more,
+            step=step + more,
+            host=0 if device.type == "cpu" else optimizers * _bytes(state, torch.device("cpu")),
             cache=_cache_bytes(learner.policy, batch["input_ids"][:1, :_LEAST].to(device)),
             loading=loading,
         )
