@@ -231,8 +231,6 @@ class ReplayConfig(Section):
     anchor: Annotated[Weight, ReadBy("variant", "dpo", "dpo_positive", "ipo", "apo_zero", "kto", "simpo")] = 1.0
     """Add this times the loss of `sft` to that of the pairs. Without it the chosen answers lose probability together with the
     rejected ones wherever both are much alike; 0 is refused in a run file."""
-    preference: Annotated[Weight, ReadBy("variant", "dpo", "dpo_positive", "ipo", "apo_zero", "kto", "simpo")] = 1.0
-    """Multiply the loss of the pairs, without its anchor, by this."""
     dpo_beta: Annotated[float, Field(gt=0.0), ReadBy("variant", "dpo", "dpo_positive", "ipo", "apo_zero", "kto")] = 0.1
     """Set the beta of the losses with a reference. Lower it to let the policy move further from the reference."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5), ReadBy("variant", "dpo")] = 0.0

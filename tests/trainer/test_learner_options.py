@@ -48,7 +48,6 @@ READ: dict[str, tuple[Any, dict[str, Any]]] = {
     "loss.replay.weight": (0.9, {}),
     "loss.replay.variant": ("simpo", {}),
     "loss.replay.anchor": (0.5, DPO),
-    "loss.replay.preference": (0.5, DPO),
     "loss.replay.dpo_beta": (0.3, DPO),
     "loss.replay.label_smoothing": (0.2, DPO),
     "loss.replay.simpo_beta": (2.5, {"loss.replay.variant": "simpo", "loss.replay.anchor": 0.001}),

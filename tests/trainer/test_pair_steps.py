@@ -16,6 +16,7 @@ from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.recipes.limits import refuse
 from composer_replication.trainer.learning.brake import ReplayBrake
+from composer_replication.trainer.learning.controls import Controls
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.types import Pair, StopReason, Trajectory, Turn
 from composer_replication.types.errors import ConfigError
@@ -111,6 +112,21 @@ def test_without_an_anchor_they_fall_and_the_brake_says_so(run_file: Path) -> No
     assert seen[-1]["replay/accuracy"] == 1.0, "which does not show it"
     assert seen[0]["replay/preference_share"] == 1.0
     assert min(step["replay/preference_share"] for step in seen) < 1.0
+
+
+def test_the_brake_holds_the_preferences_and_not_the_anchor(run_file: Path) -> None:
+    config = load_config(run_file, ["--loss.replay.variant", "dpo", "--loss.replay.weight", "0.8", "--loss.replay.anchor", "0.5"])
+    controls = Controls.of(config)
+    assert controls.brake is not None
+    assert controls.options(config.loss).replay == config.loss.replay
+    controls.brake.share = 0.25
+    braked = controls.options(config.loss).replay
+    assert braked.weight == pytest.approx(0.25 * 0.8)
+    assert braked.weight * braked.anchor == pytest.approx(0.8 * 0.5)
+
+
+def test_simpo_has_no_reference_and_so_no_brake(run_file: Path) -> None:
+    assert Controls.of(load_config(run_file, ["--loss.replay.variant", "simpo"])).brake is None
 
 
 def test_an_anchor_of_0_is_refused_in_a_run_file(run_file: Path) -> None:

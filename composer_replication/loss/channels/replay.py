@@ -61,10 +61,10 @@ def pair_rows(batch: Mapping[str, Tensor], options: ReplayConfig) -> list[Rows]:
 def replay_channel(sides: Sequence[Forward], batch: Mapping[str, Tensor], options: ReplayConfig) -> Result:
     """Return the loss of the pairs, a mean over the tokens of the chosen answers, without `options.weight`.
 
-    A pair's loss is the preference loss, times `options.preference`, plus the negative log-likelihood of its chosen answer, times
-    `options.anchor`, each summed over the answer's tokens and weighted by the pair's confidence. The sum is divided by the
-    batch's `replay_denominator`: the weighted number of the chosen answers' tokens, so that a weight of 1 means for a token here
-    what it means in the other channels. Without that key the mean over pairs is taken, as in the papers.
+    A pair's loss is the preference loss plus the negative log-likelihood of its chosen answer, times `options.anchor`, each
+    summed over the answer's tokens and weighted by the pair's confidence. The sum is divided by the batch's `replay_denominator`:
+    the weighted number of the chosen answers' tokens, so that a weight of 1 means for a token here what it means in the other
+    channels. Without that key the mean over pairs is taken, as in the papers.
 
     Args:
         sides: forward passes over `pair_rows`.
@@ -107,7 +107,7 @@ def pair_losses(
         chosen, rejected = that_count(weights, answers[0].distances, answers[1].distances)
         beta = options.dpo_beta
         losses = _with_reference(chosen, rejected, answers, options, divergence)
-    return options.preference * losses - options.anchor * likelihood, (beta * (chosen - rejected)).detach()
+    return losses - options.anchor * likelihood, (beta * (chosen - rejected)).detach()
 
 
 def _with_reference(

@@ -114,7 +114,6 @@ def take_limits(request: BoxRequest) -> None:
         if allowed != resource.RLIM_INFINITY:
             soft, hard = min(soft, allowed), min(hard, allowed)
         resource.setrlimit(number, (soft, hard))
-    os.umask(0o022)
 
 
 def exec_command(request: BoxRequest, streams: Sequence[int], argv: list[str], env: dict[str, str], directory: str) -> NoReturn:
@@ -124,6 +123,7 @@ def exec_command(request: BoxRequest, streams: Sequence[int], argv: list[str], e
         WarmProgram: instead of an `exec`, when this process is the interpreter asked for.
     """
     os.chdir(directory)
+    os.umask(0o022)
     for target, fd in enumerate(streams):
         os.dup2(fd, target, inheritable=True)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

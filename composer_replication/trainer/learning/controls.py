@@ -41,8 +41,9 @@ class Controls:
             rlvr = loss.rlvr.model_copy(update={"entropy_bonus": self.entropy.applied})
             loss = loss.model_copy(update={"rlvr": rlvr})
         if self.brake is not None:
-            replay = loss.replay.model_copy(update={"preference": loss.replay.preference * self.brake.share})
-            loss = loss.model_copy(update={"replay": replay})
+            replay, share = loss.replay, self.brake.share  # less of the preferences, and as much of the anchor as before
+            braked = replay.model_copy(update={"weight": replay.weight * share, "anchor": replay.anchor / share})
+            loss = loss.model_copy(update={"replay": braked})
         return loss
 
     def follow(self, metrics: Mapping[str, float], step: int) -> dict[str, float]:
