@@ -11,6 +11,8 @@ STEPS, TASKS, SIBLINGS, PAIRS = 24, 4, 8, 12
 FORM_STEPS = 100
 """Steps of imitation in which a policy learns to write its edits in either form."""
 RATES = (1e-3, 3e-4, 1e-4)
+NOTHING_HELD = ", nothing held"
+"""How the names of arms end in which no other turns of trajectories and traces are held."""
 PREFERENCES = ("dpo", "dpo_positive", "ipo", "apo_zero", "kto", "simpo")
 
 
@@ -42,6 +44,7 @@ def replay_alone() -> Iterator[Arm]:
             if rate == RATES[0]:
                 yield replace(arm, name=f"{arm.name}, a quarter wrong", wrong_pairs=0.25)
                 yield replace(arm, name=f"{arm.name}, long answers", long_pairs=True)
+        yield Arm(f"replay alone: sft{NOTHING_HELD}", rate, replay=1.0, options={"replay.held_turns": 0})
 
 
 def beside_grpo() -> Iterator[Arm]:
@@ -60,6 +63,10 @@ def beside_grpo() -> Iterator[Arm]:
         wrong = {"wrong_pairs": 0.25, "wrong_hints": 0.25}
         yield replace(grpo, name="grpo + hint 1 + replay 1, a quarter wrong", hint=1.0, replay=1.0, **wrong)
         yield replace(grpo, name="hint alone", rollouts="unscored", hint=1.0)
+        released = {"hint.held_turns": 0, "replay.held_turns": 0}
+        yield replace(grpo, name=f"hint alone{NOTHING_HELD}", rollouts="unscored", hint=1.0, options=released)
+        yield replace(grpo, name=f"grpo + hint 1{NOTHING_HELD}", hint=1.0, options=released)
+        yield replace(grpo, name=f"grpo + hint 1 + replay 1{NOTHING_HELD}", hint=1.0, replay=1.0, options=released)
 
 
 def baselines() -> Iterator[Arm]:

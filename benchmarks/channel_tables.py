@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from channel_arms import SEEDS, grid
+from channel_arms import NOTHING_HELD, SEEDS, grid
 
 from composer_replication.observe.metrics import t_975
 
-_SPOILT = ("wrong", "long answers")
-"""How the names of arms end whose pairs are not those of a default run."""
+_SPOILT = ("wrong", "long answers", NOTHING_HELD)
+"""How the names of arms end that are not of a default run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def harms(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     by_key = {(run["arm"]["name"], run["arm"]["rate"], run["seed"]): run for run in runs}
     found = []
     for arm in grid():
-        if arm.hint == 0 and arm.replay == 0:
+        if (arm.hint == 0 and arm.replay == 0) or arm.name.endswith(NOTHING_HELD):
             continue
         differences = []
         for seed in range(SEEDS):

@@ -30,6 +30,7 @@ from composer_replication.quickstart.transcripts import EDITED, VALUES, demonstr
 from composer_replication.rollouts.protocol import SampleRequest
 from composer_replication.rollouts.transformers_engine import TransformersEngine, stop_ids_of
 from composer_replication.tokens import ChatRenderer
+from composer_replication.traces.states import state_id
 from composer_replication.types import Deletion, HintedTurn, Message, Pair, StopReason, Trajectory, Turn
 
 OPERATORS = tuple(OPERATIONS.values())
@@ -326,31 +327,37 @@ def meanings(wrong: float, rng: random.Random) -> dict[str, str]:
     }
 
 
-def pairs_of(policy: Any, train: Sequence[Rule], rng: random.Random, *, wrong: float = 0.0, long: bool = False) -> list[Pair]:
-    """Return a pair for each task on which a draw of the policy is wrong: the right edit, and the one drawn.
+def pairs_of(
+    policy: Any, train: Sequence[Rule], rng: random.Random, *, wrong: float = 0.0, long: bool = False
+) -> tuple[list[Pair], list[Trajectory]]:
+    """Return a pair for each task on which a draw of the policy is wrong: the right edit, and the one drawn. With them the traces
+    of what was drawn.
 
     Args:
         wrong: share of pairs whose sides are exchanged.
         long: the chosen answers are written in the other form, and so are longer and differ in most of their tokens.
     """
-    made = []
+    made, traces = [], []
     for rule, mine in zip(train, outcomes(policy, train), strict=True):
         known = [one for one in mine if one.script.form == 0]
         weights = [float(torch.tensor(one.logprob).exp()) for one in known]
-        operator = rng.choices(known, weights=weights)[0].script.operator
+        drawn = rng.choices(known, weights=weights)[0]
+        operator = drawn.script.operator
         if operator == rule.gold:
             continue
         chosen, rejected = rule.edit(rule.gold, int(long)), rule.edit(operator)
         if rng.random() < wrong:
             chosen, rejected = rule.edit(operator, int(long)), rule.edit(rule.gold)
         sure = HOUSE_TERMS.index(rule.term) >= 3  # of the three teachers, each is wrong about one of the first three terms
+        trace = trajectory_of(drawn, -1, 0)
+        traces.append(trace)
         made.append(
             Pair(
-                pair_id=rule.name,
+                pair_id=state_id(trace.trajectory_id, 1),
                 prompt_ids=rule.before_edit,
                 chosen_ids=chosen,
                 rejected_ids=rejected,
                 confidence=1.0 if sure else 2 / 3,
             )
         )
-    return made
+    return made, traces

@@ -35,6 +35,7 @@ from channel_world import Rule, drawn, hints_of, in_both_forms, meanings, outcom
 from measuring import emit
 
 from composer_replication.config import RunConfig
+from composer_replication.hints import hold_turns
 from composer_replication.loss.batch import collate
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward.models import load_policy, save_policy
@@ -44,11 +45,16 @@ from composer_replication.quickstart.run import warm_start
 from composer_replication.quickstart.warm_start import imitate
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.learning.learner import Learner
+from composer_replication.trainer.pairs.held import pairs_of_step, turns_to_hold
 from composer_replication.types import Pair, Trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
-_MEASURED = ("composer_replication/loss", "composer_replication/distillation", "composer_replication/trainer/learning")
-"""Folders whose code the figures describe: runs of other code are made again."""
+_MEASURED = (
+    *("composer_replication/loss/**/*.py", "composer_replication/distillation/**/*.py"),
+    *("composer_replication/trainer/learning/**/*.py", "composer_replication/trainer/pairs/held.py"),
+    *("composer_replication/hints/holding.py", "benchmarks/channel_world.py"),
+)
+"""Code that the figures describe: runs of other code are made again."""
 
 
 def config_of(arm: Arm, policy: Path) -> RunConfig:
@@ -81,8 +87,8 @@ def train(arm: Arm, seed: int, policy: Path) -> dict[str, Any]:
     every = rules(renderer, 2 if arm.long_pairs else 1)
     practice, held_out = ([rule for rule in every if rule.held_out == held] for held in (False, True))
     learner = Learner(model, config)
-    pairs = pairs_of(model, practice, random.Random(f"{seed}/pairs"), wrong=arm.wrong_pairs, long=arm.long_pairs)
-    pairs = learner.with_reference_logprobs(pairs)
+    pairs, traces = pairs_of(model, practice, random.Random(f"{seed}/pairs"), wrong=arm.wrong_pairs, long=arm.long_pairs)
+    pairs = learner.with_reference_logprobs([*pairs, *turns_to_hold(pairs, traces, config)])
     sampler = _Sampler(arm, seed, renderer, practice, learner)
     before = standing(model, held_out)
     curve, spent = [], 0.0
@@ -93,7 +99,8 @@ def train(arm: Arm, seed: int, policy: Path) -> dict[str, Any]:
         spent += time.process_time() - began
         curve.append({name: metrics[name] for name in _KEPT if name in metrics})
     after = standing(model, held_out)
-    chosen, rejected = _likelihoods(learner, pairs)
+    compared = [pair for pair in pairs if pair.rejected_ids]
+    chosen, rejected = _likelihoods(learner, compared)
     return {
         "arm": asdict(arm) | {"options": dict(arm.options)},
         "seed": seed,
@@ -103,7 +110,7 @@ def train(arm: Arm, seed: int, policy: Path) -> dict[str, Any]:
         "on_script": after.on_script,
         "chosen": chosen,
         "rejected": rejected,
-        "pairs": len(pairs),
+        "pairs": len(compared),
         "rollouts": sampler.rollouts,
         "cpu_s": spent,
         "curve": curve,
@@ -143,6 +150,7 @@ class _Sampler:
             known = {"grpo": group_advantages(rewards), "rewards": rewards, "unscored": [None] * len(rewards)}
             advantages += known[self.arm.rollouts]
         trajectories = [one for siblings in groups for one in siblings]
+        hints += hold_turns(trajectories, hints, per_hint=self.learner.config.loss.hint.held_turns, seed=step)
         options = {"pad_id": 0, "hint_reduction": self.learner.config.loss.hint.reduction}
         return collate(trajectories, advantages, hints, **options)
 
@@ -181,10 +189,7 @@ def hinted_passes(
 
 
 def _pairs(arm: Arm, pairs: Sequence[Pair], step: int) -> Batch:
-    if arm.replay == 0 or not pairs:
-        return {}
-    count = min(PAIRS, len(pairs))
-    return collate([], None, [], [pairs[((step - 1) * count + i) % len(pairs)] for i in range(count)], pad_id=0)
+    return collate([], None, [], pairs_of_step(pairs, step, PAIRS), pad_id=0) if arm.replay > 0 and pairs else {}
 
 
 def _likelihoods(learner: Learner, pairs: Sequence[Pair]) -> tuple[dict[str, float], dict[str, float]]:
@@ -219,7 +224,7 @@ def learn_both_forms(work: Path, seed: int) -> None:
 def code_digest() -> str:
     """Return a digest of the code that is measured."""
     found = hashlib.sha256()
-    for path in sorted(path for top in _MEASURED for path in (ROOT / top).rglob("*.py")):
+    for path in sorted(path for pattern in _MEASURED for path in ROOT.glob(pattern)):
         found.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:16]
 

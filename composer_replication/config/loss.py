@@ -214,6 +214,10 @@ class HintConfig(Section):
     This costs two forward passes per hinted turn, or four when there is a better action."""
     per_trajectory: Positive = 1
     """Use at most this many hints per trajectory, earliest error turns first."""
+    held_turns: Annotated[Annotated[int, Field(ge=0)], ReadBy("self_teacher", "frozen", "ema", "trust_region")] = 1
+    """For each hint, compare this many other turns of the trajectory too, drawn at random, which the self-teacher reads without
+    a hint. They keep the policy from forgetting them while it learns from its errors. Each costs a forward pass of the
+    self-teacher; set 0 when the policy gradient moves all turns anyway and the cost matters."""
     shuffle: bool = False
     """Give every error turn another task's hint. Use it only as a control arm."""
 
@@ -258,6 +262,10 @@ class ReplayConfig(Section):
     are formatted with the policy's chat template, shuffled with the seed, and not verified."""
     pairs_per_step: Positive = 8
     """Use this many pairs per optimizer step, cycling through the list."""
+    held_turns: Annotated[Annotated[int, Field(ge=0)], ReadBy("variant", "sft")] = 1
+    """For each pair of the teachers, imitate this many other turns of the frozen trace too, as the starting policy took them.
+    They keep the policy from forgetting these turns while it learns from its disagreements. Each costs as much as a pair; set 0
+    to save that where rollouts hold the policy anyway. Pairs of a file come without."""
     max_total_usd: Weight = 0.0
     """Stop asking teachers before their total cost, in US dollars, exceeds this. 0 allows only teachers whose price is zero."""
     gate: GateConfig = GateConfig()

@@ -25,6 +25,7 @@ from composer_replication.hints.generators import (
     JudgeHint,
     generators_named,
 )
+from composer_replication.hints.holding import hold_turns, other_turns
 from composer_replication.hints.insertion import insert_hint, insert_hints
 from composer_replication.hints.leak import leaks_action, leaks_gold
 from composer_replication.hints.report import explain, find_hints, shuffle_hints
@@ -55,11 +56,13 @@ __all__ = [
     "find_hints",
     "first_error",
     "generators_named",
+    "hold_turns",
     "insert_hint",
     "insert_hints",
     "leaks_action",
     "leaks_gold",
     "load_rules",
+    "other_turns",
     "shuffle_hints",
     "template_hint",
 ]

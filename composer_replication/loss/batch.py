@@ -48,8 +48,8 @@ def collate(
     - `objective` and `max_tokens`: see `policy_gradient.sequence_weights`.
     - `hint_reduction`: the hint denominator is the number of hinted turns ("turn": the mean over turns of the SUM over a
       turn's tokens) or of compared tokens ("token").
-    - `pairs`: weighted by confidence, divided by the tokens of their chosen answers, likewise weighted. Reference log-probs are
-      included when every pair has both.
+    - `pairs`: weighted by confidence, divided by the tokens of their chosen answers, likewise weighted. A pair without a
+      rejected answer is imitated and not compared. Reference log-probs are included when every pair has both.
 
     Raises ValueError on lengths that disagree, unknown or repeated trajectory ids, hints whose tokens do not stand where
     they say, empty continuations, and pairs of which only some have reference log-probs.
@@ -177,8 +177,8 @@ def _pairs(pairs: Sequence[Pair], pad_id: int) -> Batch:
         "replay_denominator": torch.tensor(math.fsum(pair.confidence * len(pair.chosen_ids) for pair in pairs)),
     }
     for pair in pairs:
-        if not (pair.prompt_ids and pair.chosen_ids and pair.rejected_ids):
-            raise ValueError(f"pair {pair.pair_id!r}: prompt, chosen and rejected must each have at least one token")
+        if not (pair.prompt_ids and pair.chosen_ids):
+            raise ValueError(f"pair {pair.pair_id!r}: prompt and chosen must each have at least one token")
     for side in ("chosen", "rejected"):
         continuations = [pair.chosen_ids if side == "chosen" else pair.rejected_ids for pair in pairs]
         ids, attention_mask = right_padded(
@@ -191,6 +191,8 @@ def _pairs(pairs: Sequence[Pair], pad_id: int) -> Batch:
             f"dpo_{side}_attention_mask": attention_mask,
             f"dpo_{side}_response_mask": response_mask,
         }
+    if not all(pair.rejected_ids for pair in pairs):
+        batch["dpo_held"] = torch.tensor([not pair.rejected_ids for pair in pairs])
     references = [(pair.ref_chosen_logprob, pair.ref_rejected_logprob) for pair in pairs]
     known = [(chosen, rejected) for chosen, rejected in references if chosen is not None and rejected is not None]
     if len(known) == len(pairs):

@@ -35,6 +35,7 @@ PAIR_KEYS = (
         for what in ("input_ids", "attention_mask", "response_mask", "ref_logprobs")
     ),
     "dpo_weights",
+    "dpo_held",
 )
 DENOMINATORS = {
     "input_ids": "rlvr_denominator",

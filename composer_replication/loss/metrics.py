@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 _LOSSES = ("/loss", "loss/total")
-_SUMS = (*_LOSSES, "/tokens", "/pairs")
+_SUMS = (*_LOSSES, "/tokens", "/pairs", "/held")
 _SQUARE = "/importance/square/mean"
 
 

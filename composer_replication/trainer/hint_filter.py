@@ -25,6 +25,7 @@ class SelectedHints:
     """The hints of a batch of trajectories."""
 
     hinted: Sequence[HintedTurn]
+    """The turns with hints, then those that are held (`HintedTurn.held`)."""
     hints: tuple[Hint, ...]
     """The hints of `hinted`."""
     dropped: tuple[Hint, ...]

@@ -19,6 +19,7 @@ from composer_replication.hints import (
     detectors_named,
     find_hints,
     generators_named,
+    hold_turns,
     insert_hints,
     shuffle_hints,
 )
@@ -80,6 +81,13 @@ class Signals:
     """Error turns that teach nothing, by reason."""
 
 
+def counted(selected: SelectedHints) -> dict[str, float]:
+    """Return the metrics of a step's hints: turns with one, turns that are held, and hints that were dropped."""
+    held = sum(turn.held for turn in selected.hinted)
+    turns = {"hint/turns": len(selected.hinted) - held, "hint/held": held, "hint/dropped": len(selected.dropped)}
+    return {name: float(count) for name, count in turns.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalMaker:
     """The maker of a step's signals and batch, by one arm's configuration."""
@@ -104,11 +112,18 @@ class SignalMaker:
             return Signals(weighed.values, weighed.of_turns, metrics=weighed.metrics)
         selected = self.select_hints(step, trajectories)
         dropped = Counter(str(hint.dropped) for hint in selected.dropped)
-        metrics = {"hint/turns": float(len(selected.hinted)), "hint/dropped": float(dropped.total()), **weighed.metrics}
+        metrics = {**counted(selected), **weighed.metrics}
         return Signals(weighed.values, weighed.of_turns, selected.hinted, (*selected.hints, *selected.dropped), metrics, dropped)
 
     def select_hints(self, step: int, trajectories: Sequence[Trajectory]) -> SelectedHints:
-        """Return the hints of a step, and every other finding with the reason why it was dropped."""
+        """Return the hints of a step with the turns to hold, and every other finding with the reason why it was dropped."""
+        hint, seed = self.config.loss.hint, derive_seed(self.config.seed, step)
+        selected = self._hints(trajectories, seed)
+        per_hint = 0 if hint.self_teacher == "live" else hint.held_turns  # without a hint the live policy agrees with itself
+        held = hold_turns(trajectories, selected.hinted, per_hint=per_hint, seed=seed)
+        return dataclasses.replace(selected, hinted=(*selected.hinted, *held))
+
+    def _hints(self, trajectories: Sequence[Trajectory], seed: int) -> SelectedHints:
         hint = self.config.loss.hint
         found = find_hints(
             trajectories,
@@ -121,7 +136,7 @@ class SignalMaker:
         )
         hints, dropped = found.hints, list(found.dropped_hints)
         if hint.shuffle:
-            hints = shuffle_hints(found.hints, trajectories, derive_seed(self.config.seed, step))
+            hints = shuffle_hints(found.hints, trajectories, seed)
             places = {(h.trajectory_id, h.turn) for h in hints}
             lonely = (h for h in found.hints if (h.trajectory_id, h.turn) not in places)
             dropped += [dataclasses.replace(h, dropped="no other task has another hint") for h in lonely]

@@ -25,7 +25,7 @@ from composer_replication.observe import Phase
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.journal import flat
-from composer_replication.trainer.pairs.replay import pairs_of_step
+from composer_replication.trainer.pairs.held import pairs_of_step
 
 
 class StepCallback:

@@ -37,7 +37,9 @@ class Hint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintedTurn:
-    """An error turn aligned under two contexts: the student's true one and the self-teacher's with the hint in it.
+    """A turn aligned under two contexts: the student's true one and the self-teacher's, which has the hint in it.
+
+    A turn that is held has no hint: both contexts are the same, and the self-teacher keeps the student where it was.
 
     The compared tokens are `action_ids`; they stand at `student_start` in the trajectory's own sequence and at `teacher_start`
     in `teacher_ids`. Position p is predicted by the logits at p - 1 in both.
@@ -51,10 +53,18 @@ class HintedTurn:
     teacher_start: int
     action_ids: tuple[int, ...]
 
+    @property
+    def held(self) -> bool:
+        """True when the self-teacher reads no hint."""
+        return self.teacher_start == self.student_start
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A preference pair in token ids: two continuations of one exact context."""
+    """A preference pair in token ids: two continuations of one exact context.
+
+    A pair without a rejected answer is a turn to hold: its chosen answer is what the starting policy itself did there.
+    """
 
     pair_id: str
     prompt_ids: tuple[int, ...]

@@ -194,8 +194,9 @@ def test_collate_refuses_inconsistent_input(new_maker):
     short = change(trajectories[0].turns[0], logprobs=())
     with pytest.raises(ValueError, match="0 log-probs"):
         collate([change(trajectories[0], turns=(short,))], [1.0], pad_id=0)
-    with pytest.raises(ValueError, match="at least one token"):
-        collate([], [], [], [change(pairs[0], rejected_ids=())], pad_id=0)
+    for side in ("prompt_ids", "chosen_ids"):
+        with pytest.raises(ValueError, match="at least one token"):
+            collate([], [], [], [change(pairs[0], **{side: ()})], pad_id=0)
     with pytest.raises(ValueError, match="only some pairs"):
         collate([], [], [], [pairs[0], maker.pair("x", reference=False)], pad_id=0)
     with pytest.raises(ValueError, match="only some pairs"):

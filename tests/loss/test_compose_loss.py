@@ -173,6 +173,25 @@ def test_replay_channel(model64, data, variant):
     assert got.metrics["replay/pairs"] == 3
 
 
+def test_a_turn_to_hold_is_imitated_and_not_compared(model64, data):
+    """A pair without a rejected answer: in the loss as any other, and in no metric of the pairs."""
+    *_, pairs = data
+    held = dataclasses.replace(pairs[1], rejected_ids=())
+    got = compose_loss(model64, collate([], [], [], [pairs[0], held], pad_id=0), LossConfig(replay=ReplayConfig(weight=0.3)))
+    sums = {pair.pair_id: answer_logp(model64, pair.prompt_ids, pair.chosen_ids) for pair in (pairs[0], held)}
+    tokens = sum(pair.confidence * len(pair.chosen_ids) for pair in (pairs[0], held))
+    expected = -sum(pair.confidence * sums[pair.pair_id] for pair in (pairs[0], held)) / tokens
+    assert got.trace_replay_dpo.item() == pytest.approx(expected, rel=1e-6)
+    assert (got.metrics["replay/pairs"], got.metrics["replay/held"]) == (1.0, 1.0)
+    mean = sums[pairs[0].pair_id] / len(pairs[0].chosen_ids)
+    assert got.metrics["replay/chosen/logprob/mean"] == pytest.approx(mean, rel=1e-6)
+    alone = compose_loss(model64, collate([], [], [], [held], pad_id=0), LossConfig(replay=ReplayConfig(weight=0.3)))
+    assert (alone.metrics["replay/pairs"], alone.metrics["replay/held"]) == (0.0, 1.0)
+    assert "replay/chosen/logprob/mean" not in alone.metrics
+    with pytest.raises(ValueError, match="a turn to hold is for the variant sft, and the variant is dpo"):
+        compose_loss(model64, collate([], [], [], [held], pad_id=0), beta_replay=0.3)
+
+
 def test_taid_and_entropy_wrappers(model64, data):
     batch = collate(*data, pad_id=0, hint_reduction="turn")
 

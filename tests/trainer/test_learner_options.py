@@ -69,6 +69,7 @@ ELSEWHERE = {
         f"loss.hint.{name}"
         for name in (
             *("self_teacher", "rate", "reduction", "per_trajectory", "shuffle", "detectors", "generators", "demo", "useful_only"),
+            "held_turns",  # tests/hints/test_holding.py
         )
     ),
     *(
@@ -77,6 +78,7 @@ ELSEWHERE = {
             "learning_rate",  # tests/trainer/test_pair_steps.py
             "dpo_positive_penalty",  # tests/loss/test_preferences.py
             *("traces_per_task", "agreement_threshold", "verify", "pairs_per_step", "pairs", "max_total_usd"),
+            "held_turns",  # tests/trainer/test_replay.py
         )
     ),
     *(

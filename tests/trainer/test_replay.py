@@ -15,6 +15,7 @@ from teacher_server import Reply, TeacherServer
 from transformers import GPT2Config, GPT2LMHeadModel
 from world import World, finish, name_teachers
 
+from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.oracle import call_turn as call
 from composer_replication.loss.forward.models import save_policy
@@ -25,7 +26,8 @@ from composer_replication.quickstart.language import project_path
 from composer_replication.quickstart.policy import tiny_tokenizer
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.store import Task, load_tasks
-from composer_replication.trainer.pairs.replay import pairs_of_step, verify_pair
+from composer_replication.trainer.pairs.held import pairs_of_step, turns_to_hold
+from composer_replication.trainer.pairs.replay import verify_pair
 from composer_replication.types import GradeReport, Message, Pair, StopReason, ToolCall, Trajectory, Turn, Unscored
 from composer_replication.types.errors import SandboxError
 
@@ -148,6 +150,40 @@ def test_every_step_takes_the_next_pairs() -> None:
     assert taken == [["0", "1"], ["2", "3"], ["4", "0"]]
     assert len(pairs_of_step(pairs, 7, 9)) == 5
     assert pairs_of_step([], 1, 4) == []
+
+
+def test_every_step_takes_turns_to_hold_in_proportion() -> None:
+    answers = [Pair(pair_id=str(i), prompt_ids=(1,), chosen_ids=(2,), rejected_ids=(3,)) for i in range(4)]
+    held = [Pair(pair_id=f"h{i}", prompt_ids=(1,), chosen_ids=(2,), rejected_ids=()) for i in range(6)]
+    taken = [[p.pair_id for p in pairs_of_step([*answers, *held], step, 2)] for step in (1, 2, 3)]
+    assert taken == [["0", "1", "h0", "h1", "h2"], ["2", "3", "h3", "h4", "h5"], ["0", "1", "h0", "h1", "h2"]]
+    assert len(pairs_of_step([*answers, *held[:1]], 1, 1)) == 1, "a quarter of a turn to each pair"
+
+
+@pytest.mark.parametrize(("options", "count"), [({}, 2), ({"held_turns": 0}, 0), ({"held_turns": 2}, 3), ({"variant": "dpo"}, 0)])
+def test_turns_to_hold_are_the_other_turns_of_traces_with_pairs(env: CodingEnv, options: dict[str, Any], count: int) -> None:
+    config = RunConfig.model_validate(
+        {"name": "r", "steps": 1, "model": {"path": "m"}, "tasks": {"train": "t"}, "loss": {"replay": options}}
+    )
+    trace = recorded(env, SEARCH, SEARCH, SEARCH, SEARCH, SEARCH)
+    trace = replace(trace, turns=tuple(replace(turn, action_ids=(i + 3,)) for i, turn in enumerate(trace.turns)))
+    pairs = [
+        Pair(
+            pair_id=f"t#{i}",
+            prompt_ids=trace.context_ids(i),
+            chosen_ids=(9,),
+            rejected_ids=trace.turns[i].action_ids,
+            confidence=confidence,
+        )
+        for i, confidence in ((1, 0.5), (3, 1.0))
+    ]
+    held = list(turns_to_hold(pairs, [trace, replace(trace, trajectory_id="without pairs")], config))
+    numbers = [int(pair.pair_id.removeprefix("t#")) for pair in held]
+    assert len(numbers) == len(set(numbers)) == count
+    assert set(numbers) <= {0, 2, 4}
+    for number, pair in zip(numbers, held, strict=True):
+        assert (pair.prompt_ids, pair.chosen_ids) == (trace.context_ids(number), trace.turns[number].action_ids)
+        assert (pair.rejected_ids, pair.confidence) == ((), 0.75)
 
 
 @pytest.mark.slow

@@ -36,8 +36,9 @@ def trained_on(run_file: Path, name: str, spoiled: list[str], *words: str) -> tu
         output = finish("train", str(run_file), "--steps", "1", "--name", name, *words, cwd=run_file.parent)
     run = RunDir(run_file.parent / "runs" / name)
     stored = (run.ckpt_path / "main" / "pairs.jsonl").read_text().splitlines()
-    assert run.read_metrics()[-1].values["replay/pairs"] == min(8, len(stored))
-    return [p["chosen"] for p in run.read_pairs("main")], [json.loads(line)["pair_id"] for line in stored], output
+    names = [pair["pair_id"] for pair in map(json.loads, stored) if pair["rejected_ids"]]
+    assert run.read_metrics()[-1].values["replay/pairs"] == min(8, len(names))
+    return [p["chosen"] for p in run.read_pairs("main")], names, output
 
 
 @pytest.mark.slow

@@ -71,13 +71,19 @@ def replay_channel(sides: Sequence[Forward], batch: Mapping[str, Tensor], option
     """
     answers, pull = _answers(sides, batch, options)
     weights = batch.get("dpo_weights", torch.ones_like(answers[0].logprobs))
+    held = batch.get("dpo_held", torch.zeros_like(weights)) != 0
+    if options.compares and bool(held.any()):
+        raise ValueError(f"a turn to hold is for the variant sft, and the variant is {options.variant}")
     losses, margins = pair_losses(answers, options, weights, batch.get("dpo_divergence"))
     value = (weights * losses).sum() / divisor(weights, batch.get("replay_denominator"), "replay_denominator")
-    metrics = {"replay/loss": value.item(), "replay/pairs": float(len(losses))}
+    pairs = float((~held).sum())
+    metrics = {"replay/loss": value.item(), "replay/pairs": pairs, "replay/held": len(losses) - pairs}
+    if pairs == 0:
+        return Result(value, metrics, pull)
     for side, found in zip(_SIDES, answers, strict=False):
-        metrics[f"replay/{side}/logprob/mean"] = found.averages.detach().mean().item()
+        metrics[f"replay/{side}/logprob/mean"] = found.averages.detach()[~held].mean().item()
         if found.reference is not None:
-            metrics[f"replay/{side}/distance/mean"] = found.distances.detach().mean().item()
+            metrics[f"replay/{side}/distance/mean"] = found.distances.detach()[~held].mean().item()
     if margins is not None:
         metrics["replay/accuracy"] = (margins > 0).float().mean().item()
         metrics["replay/margin/mean"] = margins.mean().item()

@@ -28,7 +28,8 @@ from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoints.restore import restore, trained_on
 from composer_replication.trainer.learning.learner import Learner
-from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, wants_replay
+from composer_replication.trainer.pairs.held import pairs_of_step
+from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Hint, Pair, Trajectory
 

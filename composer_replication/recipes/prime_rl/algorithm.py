@@ -168,7 +168,7 @@ class _Channels:
                         sample.rl_weights = [0.0] * len(sample.token_ids)
 
     async def _hint(self, group: list[Any]) -> list[int]:
-        """Return the number of hinted turns of each rollout. Raises BackendError as `_check_read`."""
+        """Return the number of turns of each rollout that a self-teacher reads. Raises BackendError as `_check_read`."""
         assert self.hints is not None
         placed: dict[str, tuple[int, Any]] = {}
         trajectories: list[Trajectory] = []
@@ -190,13 +190,14 @@ class _Channels:
         turns = [turn for turn in selected.hinted if placed[turn.trajectory_id][1].mask[turn.student_start]]
         await asyncio.gather(*(self._teach(placed[turn.trajectory_id][1], turn) for turn in turns))
         counts = [0] * len(group)
-        tokens = [0] * len(group)
+        found = [{"hint/turns": 0.0, "hint/held": 0.0, "hint/tokens": 0.0, "hint/unread": float(missed)} for missed in unread]
         for turn in turns:
             owner = placed[turn.trajectory_id][0]
             counts[owner] += 1
-            tokens[owner] += len(turn.action_ids)
-        for rollout, count, size, missed in zip(group, counts, tokens, unread, strict=True):
-            rollout.record_metrics({"hint/turns": float(count), "hint/tokens": float(size), "hint/unread": float(missed)})
+            found[owner]["hint/held" if turn.held else "hint/turns"] += 1.0
+            found[owner]["hint/tokens"] += float(len(turn.action_ids))
+        for rollout, metrics in zip(group, found, strict=True):
+            rollout.record_metrics(metrics)
             rollout.info[DROPPED] = dropped
         return counts
 

@@ -41,6 +41,7 @@ _NAMES = {
     "time/forward_backward": "time/update_s",
 }
 """The trainer's own name -> ours. Means are over sequences."""
+_HINTS = ("hint/turns", "hint/held", "hint/tokens", "hint/unread")
 _PROOFS = {"hint/turns": "ref_kl/mean", "replay/pairs": "nll/mean"}
 """Counts of what the orchestrator sent for a step, each with the trainer's metric that appears once it has arrived."""
 _STEPPED = "optim/grad_norm"
@@ -142,7 +143,7 @@ class PrimeRLMetrics:
         metrics["reward/unscored"] = float(_broken(arrived))
         if self.config.loss.hint.weight > 0:
             groups = {one.group: one.dropped for one in rollouts}
-            metrics |= {name: _total(rollouts, name) for name in ("hint/turns", "hint/tokens", "hint/unread")}
+            metrics |= {name: _total(rollouts, name) for name in _HINTS}
             metrics["hint/dropped"] = float(sum(sum(dropped.values()) for dropped in groups.values()))
         if pairs:
             metrics["replay/pairs"] = _total(pairs, "replay/pairs")

@@ -36,7 +36,7 @@ from composer_replication.recipes.trl.per_sample import gathered, spread, unpadd
 from composer_replication.recipes.trl.step_signals import SignalSource, StepSignals
 from composer_replication.recipes.trl.trainer_callback import TeacherCallback, state_path
 from composer_replication.trainer.learning.reference import PolicyScorer
-from composer_replication.trainer.pairs.replay import pairs_of_step
+from composer_replication.trainer.pairs.held import pairs_of_step
 from composer_replication.types import Pair
 from composer_replication.types.errors import ConfigError, MissingExtraError
 
@@ -55,7 +55,7 @@ __all__ = ["ComposerReplicationTrainer", "SignalSource", "StepSignals"]
 
 _PER_SEQUENCE = ("grpo", "sapo", "dr_grpo", "luspo")
 """Loss types whose denominator is the number of rows."""
-_SUMS = ("hint/loss", "hint/tokens", "replay/loss", "replay/pairs")
+_SUMS = ("hint/loss", "hint/tokens", "replay/loss", "replay/pairs", "replay/held")
 """Metrics of micro-batches that add up to the step's."""
 _ROWS = "composer_rows"
 """Rows of the generation batch for each that is trained on."""
@@ -311,7 +311,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _note(self, found: LossComponents, loss: Tensor) -> None:
         """Add to TRL's metrics, which are means over the micro-batches of a step."""
         share = self._share / self.accelerator.num_processes
-        scale = {"hint/loss": share, "replay/loss": share, "replay/pairs": min(1.0, share)}  # generations share a step's pairs
+        pairs = min(1.0, share)  # generations share a step's pairs
+        scale = {"hint/loss": share, "replay/loss": share, "replay/pairs": pairs, "replay/held": pairs}
         found = replace(found, metrics={name: value * scale.get(name, 1.0) for name, value in found.metrics.items()})
         self.parts.append(found)
         many = self.current_gradient_accumulation_steps

@@ -30,6 +30,7 @@ _PAIRS = (
     "dpo_chosen_ref_logprobs",
     "dpo_rejected_ref_logprobs",
     "dpo_weights",
+    "dpo_held",
 )
 _DENOMINATORS = ("hint_denominator", "replay_denominator")
 

@@ -20,7 +20,7 @@ from composer_replication.integrations.trl import CodingEnvironment, CodingEnvir
 from composer_replication.loss.batch import collate
 from composer_replication.recipes.trl.step_signals import StepSignals
 from composer_replication.tokens import ChatRenderer, parse_tool_calls
-from composer_replication.trainer.signals import HintSources, SignalMaker
+from composer_replication.trainer.signals import HintSources, SignalMaker, counted
 from composer_replication.types import StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 from composer_replication.types.errors import ConfigError
 
@@ -60,7 +60,7 @@ class ToolLoopHints:
         failed = torch.tensor([isinstance(one.reward, Unscored) for one in trajectories], device=outputs["advantages"].device)
         advantages = outputs["advantages"].masked_fill(failed, float("nan"))
         selected = self._maker.select_hints(step, trajectories)
-        metrics = {"hint/turns": float(len(selected.hinted)), "hint/dropped": float(len(selected.dropped))}
+        metrics = counted(selected)
         if not selected.hinted:
             return StepSignals(advantages=advantages, metrics=metrics)
         reduction = self._maker.config.loss.hint.reduction

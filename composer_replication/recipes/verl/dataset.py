@@ -9,7 +9,7 @@ from typing import Any
 
 from composer_replication.config import RunConfig
 from composer_replication.tasks.store import Task
-from composer_replication.trainer.pairs.replay import pairs_of_step
+from composer_replication.trainer.pairs.held import pairs_of_step
 from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.types import Pair, to_json
 

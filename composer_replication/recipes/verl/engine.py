@@ -106,7 +106,8 @@ class ComposerEngine(FSDPEngineWithLMHead):
         if not math.isfinite(norm):
             raise ModelError("the gradient is not finite", fix="lower optimizer.learning_rate in a new run")
         metrics = merge_metrics([part for each in self._gathered(parts) for part in each])
-        metrics |= {"hint/turns": float(sum(self._gathered(sum(len(row.hints) for row in rows))))}
+        for name, held in (("hint/turns", False), ("hint/held", True)):
+            metrics[name] = float(sum(self._gathered(sum(hint.held is held for row in rows for hint in row.hints))))
         self._follow(metrics)
         weights = {"rlvr": 1.0, "hint": self.loss.hint.weight, "replay": self.loss.replay.weight}
         total = sum(weight * metrics.get(f"{name}/loss", 0.0) for name, weight in weights.items())

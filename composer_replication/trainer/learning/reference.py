@@ -31,7 +31,7 @@ class PolicyScorer:
     """Log-probs of the answers of pairs, which are not computed again."""
 
     def with_reference_logprobs(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the pairs with both sides' summed log-probs: the policy becomes their reference.
+        """Return the pairs with both sides' summed log-probs, 0 for a missing one: the policy becomes their reference.
 
         Raises ModelError when the device runs out of memory.
         """
@@ -51,6 +51,8 @@ class PolicyScorer:
 
 
 def _score(model: nn.Module, policy: str, prompt: tuple[int, ...], continuation: tuple[int, ...], cache: LogprobCache) -> float:
+    if not continuation:
+        return 0.0
     ids = torch.tensor([[*prompt, *continuation]], device=next(model.parameters()).device)
     wanted = torch.zeros_like(ids)
     wanted[:, len(prompt) :] = 1

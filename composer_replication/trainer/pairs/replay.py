@@ -35,6 +35,7 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.ask_teachers import EntropyReader, ask_teachers
 from composer_replication.trainer.coding_tasks import CodingTasks
+from composer_replication.trainer.pairs.held import apart, turns_to_hold
 from composer_replication.trainer.pairs.pairs_file import file_pairs, fits, shuffled
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, to_json
@@ -74,10 +75,11 @@ async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceReco
     given = file_pairs(config, actor.renderer, actor.context_window)
     pairs = await _pairs_of_teachers(context, config, actor, scorer) if config.teachers else []
     if given is not None:
-        pairs = shuffled([*pairs, *given.pairs], config.seed)
-        read = pairs[: config.steps * config.loss.replay.pairs_per_step]  # no step comes to the others
-        context.terminal.note(f"{actor.arm}: {given}; {len(read)} of {len(pairs)} pairs are read in {config.steps} steps")
-        pairs = read
+        compared, held = apart(pairs)
+        compared = shuffled([*compared, *given.pairs], config.seed)
+        read = compared[: config.steps * config.loss.replay.pairs_per_step]  # no step comes to the others
+        context.terminal.note(f"{actor.arm}: {given}; {len(read)} of {len(compared)} pairs are read in {config.steps} steps")
+        pairs = [*read, *held]
     pairs = scorer.with_reference_logprobs(pairs)
     files.replace_file(_store(context, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
     return pairs
@@ -105,13 +107,15 @@ async def _pairs_of_teachers(context: RunContext, config: RunConfig, actor: Trac
     if config.loss.replay.verify:
         kept = await _verified(context, kept, trajectories, dropped)
     pairs = pairs_to_token_pairs(kept, trajectories, actor.renderer, found.confidence)
+    held = list(turns_to_hold(pairs, trajectories, config))
     context.run_dir.write_pairs(actor.arm, _rows(kept, answers, trajectories))
     context.terminal.note(
-        f"{actor.arm}: {len(pairs)} preference pairs from {len(states)} states; no pair: {_counts(dropped)}; "
+        f"{actor.arm}: {len(pairs)} preference pairs from {len(states)} states, and {len(held)} turns to hold; "
+        f"no pair: {_counts(dropped)}; "
         f"answers without a vote: {_counts(Counter(found.abstained))}"
     )
     context.terminal.note(f"{actor.arm}: {_agreement(found)}")
-    return pairs
+    return [*pairs, *held]
 
 
 def _agreement(found: PairMining) -> str:
@@ -193,12 +197,6 @@ def pairs_digest(context: RunContext, arm: str) -> str | None:
     """Return the SHA-256 of the stored pairs; None when nothing was collected."""
     store = _store(context, arm)
     return hashlib.sha256(store.read_bytes()).hexdigest() if store.is_file() else None
-
-
-def pairs_of_step(pairs: Sequence[Pair], step: int, count: int) -> list[Pair]:
-    """Return the pairs of a step (1-based): the list is read over and over."""
-    count = min(count, len(pairs))
-    return [pairs[((step - 1) * count + i) % len(pairs)] for i in range(count)]
 
 
 def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) -> str | None:
