@@ -190,13 +190,13 @@ class _Channels:
         turns = [turn for turn in selected.hinted if placed[turn.trajectory_id][1].mask[turn.student_start]]
         await asyncio.gather(*(self._teach(placed[turn.trajectory_id][1], turn) for turn in turns))
         counts = [0] * len(group)
-        found = [{"hint/turns": 0.0, "hint/held": 0.0, "hint/tokens": 0.0, "hint/unread": float(missed)} for missed in unread]
+        sent = [{"hint/turns": 0.0, "hint/held": 0.0, "hint/tokens": 0.0, "hint/unread": float(missed)} for missed in unread]
         for turn in turns:
             owner = placed[turn.trajectory_id][0]
             counts[owner] += 1
-            found[owner]["hint/held" if turn.held else "hint/turns"] += 1.0
-            found[owner]["hint/tokens"] += float(len(turn.action_ids))
-        for rollout, metrics in zip(group, found, strict=True):
+            sent[owner]["hint/held" if turn.held else "hint/turns"] += 1.0
+            sent[owner]["hint/tokens"] += float(len(turn.action_ids))
+        for rollout, metrics in zip(group, sent, strict=True):
             rollout.record_metrics(metrics)
             rollout.info[DROPPED] = dropped
         return counts

@@ -27,8 +27,8 @@ def turns_to_hold(pairs: Sequence[Pair], trajectories: Sequence[Trajectory], con
     by_id = {trajectory.trajectory_id: trajectory for trajectory in trajectories}
     found: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for pair in pairs:
-        name, turn = pair.pair_id.rsplit("#", 1)
-        found[name][int(turn)] = pair.confidence
+        name, place = pair.pair_id.rsplit("#", 1)
+        found[name][int(place)] = pair.confidence
     for name, known in found.items():
         trajectory = by_id[name]
         for turn in other_turns(trajectory, known, config.loss.replay.held_turns * len(known), config.seed):
