@@ -262,10 +262,14 @@ class ReplayConfig(Section):
     are formatted with the policy's chat template, shuffled with the seed, and not verified."""
     pairs_per_step: Positive = 8
     """Use this many pairs per optimizer step, cycling through the list."""
+    reattempts: Annotated[Annotated[int, Field(ge=0)], ReadBy("variant", "sft")] = 0
+    """After each step's rollouts, try up to this many failed ones again, from their hinted turn on and with the hint in the
+    context; where that passes the tests, imitate the action without the hint, beside the pairs of this step. Each costs at most a
+    rollout. Use it where hints tell what to do and teachers are missing; 0 turns it off."""
     held_turns: Annotated[Annotated[int, Field(ge=0)], ReadBy("variant", "sft")] = 1
-    """For each pair of the teachers, imitate this many other turns of the frozen trace too, as the starting policy took them.
-    They keep the policy from forgetting these turns while it learns from its disagreements. Each costs as much as a pair; set 0
-    to save that where rollouts hold the policy anyway. Pairs of a file come without."""
+    """For each pair of the teachers or of a re-attempt, imitate this many other turns of the same trajectory too, as the policy
+    took them. They keep the policy from forgetting these turns while it learns from its disagreements. Each costs as much as a
+    pair; set 0 to save that where rollouts hold the policy anyway. Pairs of a file come without."""
     max_total_usd: Weight = 0.0
     """Stop asking teachers before their total cost, in US dollars, exceeds this. 0 allows only teachers whose price is zero."""
     gate: GateConfig = GateConfig()
@@ -288,3 +292,12 @@ class LossConfig(Section):
     rlvr: RlvrConfig = RlvrConfig()
     hint: HintConfig = HintConfig()
     replay: ReplayConfig = ReplayConfig()
+
+    @model_validator(mode="after")
+    def _reattempts_have_hints(self) -> Self:
+        if self.replay.reattempts > 0 and self.replay.weight > 0 and self.hint.weight == 0:
+            refuse(
+                "replay.reattempts goes on from hinted turns, and hint.weight = 0 makes no hints",
+                "set hint.weight above 0, a small one if the divergence itself is not wanted, or replay.reattempts = 0",
+            )
+        return self

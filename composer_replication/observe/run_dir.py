@@ -32,7 +32,7 @@ from composer_replication.types import Hint, Trajectory, from_json, to_json
 from composer_replication.types.errors import ConfigError
 
 _ARM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_STEP_FILE = re.compile(r"(step|eval)_(\d{5,})(\.hints)?\.jsonl")
+_STEP_FILE = re.compile(r"(step|eval)_(\d{5,})(\.hints|\.reattempts)?\.jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +112,9 @@ class RunDir:
     def hints_path(self, arm: str, step: int) -> Path:
         return self.trajectories_path(arm, step).with_suffix(".hints.jsonl")
 
+    def reattempts_path(self, arm: str, step: int) -> Path:
+        return self.trajectories_path(arm, step).with_suffix(".reattempts.jsonl")
+
     def evaluation_path(self, arm: str, step: int) -> Path:
         path = self.trajectories_path(arm, step)
         return path.with_name(path.name.replace("step", "eval"))
@@ -170,6 +173,10 @@ class RunDir:
     def write_hints(self, arm: str, step: int, hints: Iterable[Hint]) -> None:
         """Write all hints of one step, replacing what was there."""
         _replace_lines(self.hints_path(arm, step), [to_json(h) for h in hints])
+
+    def write_reattempts(self, arm: str, step: int, trajectories: Iterable[Trajectory]) -> None:
+        """Write the hinted re-attempts of one step, replacing what was there."""
+        _replace_lines(self.reattempts_path(arm, step), [trajectory_row(t) for t in trajectories])
 
     def write_pairs(self, arm: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add replay pairs in text.
@@ -246,6 +253,10 @@ class RunDir:
     def read_traces(self, arm: str) -> list[Trajectory]:
         """Read the frozen traces of an arm; empty when there are none."""
         return [from_json(Trajectory, line) for line in files.read_lines(self.traces_path(arm))]
+
+    def read_reattempts(self, arm: str, step: int) -> list[Trajectory]:
+        """Read the hinted re-attempts of one step; empty when there were none."""
+        return [from_json(Trajectory, line) for line in files.read_lines(self.reattempts_path(arm, step))]
 
     def read_hints(self, arm: str, step: int) -> list[Hint]:
         """Read the hints of one step; empty when there were none."""

@@ -90,10 +90,15 @@ def _own_rollouts(why: str) -> tuple[SubstrateLimit, ...]:
     return tuple(SubstrateLimit(field, why, can="local or trl") for field in ("env.use", "reward.function"))
 
 
+def _reattempts(why: str) -> SubstrateLimit:
+    return SubstrateLimit("loss.replay.reattempts", why, can="local")
+
+
 _MESH = (
     *_own_rollouts("its actors run the tasks of tasks.train and grade them by their tests"),
     SubstrateLimit("curriculum.enabled", "groups are issued before the verdicts are in that a curriculum chooses by"),
     SubstrateLimit("rollout.refills", "groups are issued before it is known which of a step's teach nothing"),
+    _reattempts("its generators have other rollouts under way when a step's hints are known"),
 )
 _FULL = "local, monarch or ray"
 
@@ -172,6 +177,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         SubstrateLimit("loss.hint.useful_only", "the rollouts of a step are scored in one pass", can=_FULL),
         SubstrateLimit("model.frozen_copies", "TRL moves its models to its device", ("cpu",), _FULL),
         *_pairs_of_a_step("a step of the run is an optimizer step of TRL's"),
+        _reattempts("TRL samples all rollouts of a step together, and its hints come after"),
         SubstrateLimit("model.router_balance", "TRL cuts its batches itself", can=_FULL),
         SubstrateLimit("model.router_replay", "TRL keeps no experts of its rollouts", can=_FULL),
     ),
@@ -191,6 +197,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         SubstrateLimit("model.compile", "verl compiles what it compiles by options of its own", can=_TRAINED_HERE),
         SubstrateLimit("model.frozen_copies", "verl shards its reference itself", ("cpu",), _FULL),
         *_pairs_of_a_step("verl builds its own optimizer"),
+        _reattempts("its data set has all pairs before the run begins"),
         SubstrateLimit("model.router_balance", "its engine reads no router", can=_FULL),
         SubstrateLimit("model.router_replay", "verl replays routers on Megatron alone", can=_FULL),
         _MERGED,
@@ -264,6 +271,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         ),
         SubstrateLimit("loss.hint.shuffle", _WHOLE_STEP, can=_ANY, fix="set it to false"),
         SubstrateLimit("loss.hint.useful_only", _WHOLE_STEP, can=_ANY, fix="set it to false"),
+        _reattempts("its orchestrator reads all pairs before the run begins"),
         SubstrateLimit("loss.hint.generators", "they ask teachers, and PRIME-RL's orchestrator cannot", _ASKING, _ANY),
         SubstrateLimit(
             "loss.rlvr.kl_beta",

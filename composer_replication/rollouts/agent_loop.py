@@ -19,7 +19,8 @@ _BY_THE_WORKSPACE = (OSError, UnicodeError, RecursionError, MemoryError, Overflo
 that about, so it ends one rollout, without a reward, and not the run. Any other exception is a bug, and ends the run."""
 _LONGEST_FAULT = 1000
 """Characters of the reason that a trajectory keeps."""
-_FAULTS = (SandboxError, *_BY_THE_WORKSPACE)
+FAULTS = (SandboxError, *_BY_THE_WORKSPACE)
+"""What ends one rollout without a reward, and no other."""
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -75,7 +76,7 @@ class Rollout:
         """Reset the env and render the opening."""
         try:
             self._messages = self.env.reset()
-        except _FAULTS as error:
+        except FAULTS as error:
             self._break(error)
             return
         self._prompt_ids = self._renderer.prompt_ids(self._messages, self.env.tools)
@@ -181,7 +182,7 @@ class Rollout:
                 if self.env.done:
                     self._stop = StopReason.SUBMITTED
                     break
-        except _FAULTS as error:
+        except FAULTS as error:
             self._break(error)
         return tuple(results)
 
@@ -191,7 +192,7 @@ class Rollout:
         if isinstance(self.env, TextEnv):
             try:
                 reply = self.env.say(text)
-            except _FAULTS as error:
+            except FAULTS as error:
                 self._break(error)
                 return []
         if reply is None:
@@ -208,7 +209,7 @@ class Rollout:
         said = parse_tool_calls(visible, turn=len(self._turns))[0] if usable else visible
         try:
             replies = env.take(said, usable, finished=sample.finished)
-        except _FAULTS as error:
+        except FAULTS as error:
             self._break(error)
             return (), []
         if self.env.done:
@@ -240,7 +241,7 @@ class Rollout:
             return None, Unscored(self._fault)
         try:
             grade = self.env.grade()
-        except _FAULTS as error:
+        except FAULTS as error:
             self._break(error)
             return None, Unscored(self._fault)
         return grade, grade.reward

@@ -96,24 +96,21 @@ async def collect_groups(
             base = derive_seed(seed, step, env.task_id, sibling)
             name = f"{step}/{env.task_id}/{sibling}"
             rollouts.append(Rollout(name, env, renderer, budgets, seed=base, context_tokens=context_tokens))
-    if len({r.trajectory_id for r in rollouts}) < len(rollouts):
-        raise ConfigError("the same task is given twice in one collection", fix="pass every task once and raise group_size")
-    size = group_size * groups_at_once(group_size, max_rollouts, len(tasks))
-    waves = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
-    names = [[rollout.trajectory_id for rollout in wave] for wave in waves]
-    collection = _Collection(
-        engine=engine if isinstance(engine, AsyncEngine) else BatchingEngine(engine, names, cohorts=cohorts),
-        rollouts=rollouts,
-        waves=waves,
-        env_threads=EnvThreads(env_workers),
-        requests=RequestLimit(max_requests),
-        record={"policy_version": policy_version, "temperature": temperature, "arm": arm},
+    trajectories = await run_rollouts(
+        rollouts,
+        engine=engine,
+        temperature=temperature,
+        policy_version=policy_version,
+        at_once=group_size * groups_at_once(group_size, max_rollouts, len(tasks)),
+        cohorts=cohorts,
+        env_workers=env_workers,
+        max_requests=max_requests,
         on_progress=on_progress,
         deadline_s=deadline_s,
         timeout_s=timeout_s,
+        arm=arm,
         reward=reward,
     )
-    trajectories = await collection.run()
     task_ids = [t.task_id for t in trajectories[::group_size]]
     return [
         Group(
@@ -123,6 +120,46 @@ async def collect_groups(
         )
         for i, task_id in enumerate(task_ids)
     ]
+
+
+async def run_rollouts(
+    rollouts: Sequence[Rollout],
+    *,
+    engine: Engine | AsyncEngine,
+    temperature: float,
+    policy_version: int,
+    at_once: int,
+    cohorts: int = 2,
+    env_workers: int = 2,
+    max_requests: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    deadline_s: float | None = None,
+    timeout_s: float | None = None,
+    arm: str = "",
+    reward: Callable[[Trajectory], float] | None = None,
+) -> list[Trajectory]:
+    """Run rollouts to their records, in order; options and errors as in `collect_groups`.
+
+    Args:
+        at_once: rollouts that are open at a time.
+    """
+    if len({r.trajectory_id for r in rollouts}) < len(rollouts):
+        raise ConfigError("the same task is given twice in one collection", fix="pass every task once and raise group_size")
+    waves = [list(rollouts[start : start + at_once]) for start in range(0, len(rollouts), at_once)]
+    names = [[rollout.trajectory_id for rollout in wave] for wave in waves]
+    collection = _Collection(
+        engine=engine if isinstance(engine, AsyncEngine) else BatchingEngine(engine, names, cohorts=cohorts),
+        rollouts=list(rollouts),
+        waves=waves,
+        env_threads=EnvThreads(env_workers),
+        requests=RequestLimit(max_requests),
+        record={"policy_version": policy_version, "temperature": temperature, "arm": arm},
+        on_progress=on_progress,
+        deadline_s=deadline_s,
+        timeout_s=timeout_s,
+        reward=reward,
+    )
+    return await collection.run()
 
 
 def groups_at_once(group_size: int, max_rollouts: int | None, groups: int) -> int:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from composer_replication.config import RunConfig
 from composer_replication.envs.source import AnyTask
 from composer_replication.policy_gradient import has_signal
-from composer_replication.rollouts.collect import Progress, collect_groups
+from composer_replication.rollouts.agent_loop import derive_seed
+from composer_replication.rollouts.collect import Progress, collect_groups, run_rollouts
 from composer_replication.rollouts.protocol import AsyncEngine, Budgets, Engine, Env
+from composer_replication.rollouts.reattempt import AGAIN, Reattempt
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.engines.open_engine import PolicyEngine
@@ -23,7 +26,7 @@ from composer_replication.trainer.sampling.curriculum import Curriculum
 from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.trainer.sampling.task_shards import TaskShard
 from composer_replication.trainer.step_rewards import mean_scores
-from composer_replication.types import Group, Trajectory
+from composer_replication.types import Group, HintedTurn, Trajectory
 from composer_replication.types.errors import CheckpointError, SandboxError
 
 EVAL_STEP, TRACE_STEP = -1, -2
@@ -166,6 +169,33 @@ class RolloutCollector:
             return self.curriculum.choose(left, self.config.seed, step, count, refill=refill + 1)
         return random.Random(f"{self.config.seed}/{step}/{refill}").sample(left, count)
 
+    async def try_again(self, step: int, version: int, failures: Sequence[tuple[Trajectory, HintedTurn]]) -> list[Trajectory]:
+        """Return second attempts at trajectories of a step, each from its hinted turn on with the hint in the context. They are
+        counted, and their records are those of attempts without a hint. The engine then leaves the device."""
+        config, budgets = self.config, Budgets.of(self.config.rollout)
+        tasks = {task.spec.task_id: task for task in self._train}
+        context_tokens = min(budgets.context_tokens, self.engine.context_window)
+        rollouts = [
+            Reattempt(
+                failed,
+                hinted,
+                self._make_env(tasks[failed.task_id], training=True),
+                self.renderer,
+                budgets,
+                seed=derive_seed(config.seed, step, failed.trajectory_id, AGAIN),
+                context_tokens=context_tokens,
+            )
+            for failed, hinted in failures
+        ]
+        if not rollouts:
+            return []
+        with self._shown("hinted re-attempts", len(rollouts)) as report:
+            at_once = min(len(rollouts), config.rollout.open_at_most or len(rollouts))
+            found = await run_rollouts(rollouts, at_once=at_once, **self._how(self.engine, version, report))
+        self.engine.rest()
+        self.journal.meter.count(found)
+        return found
+
     async def try_out(self, task: AnyTask, siblings: int) -> list[Group]:
         """Return rollouts of a task, made as those of the first step are."""
         return await self._roll_out([task], siblings, step=1, version=0, phase=f"{siblings} rollouts of {task.spec.task_id}")
@@ -216,33 +246,41 @@ class RolloutCollector:
         engine: Engine | AsyncEngine,
         budgets: Budgets,
     ) -> list[Group]:
-        rollout = self.config.rollout
-        with self.context.terminal.phase(f"{self.arm}: {phase}", len(tasks) * siblings) as shown:
-
-            def report(progress: Progress) -> None:
-                shown.advance(progress.finished - shown.done)
-
+        with self._shown(phase, len(tasks) * siblings) as report:
             return await collect_groups(
                 tasks,
                 make_env=partial(self._make_env, training=step > 0),
-                engine=engine,
                 renderer=self.renderer,
                 budgets=budgets,
                 group_size=siblings,
                 seed=self.config.seed,
                 step=step,
-                temperature=rollout.temperature,
-                policy_version=version,
-                cohorts=rollout.cohorts,
-                max_rollouts=rollout.open_at_most,
-                env_workers=rollout.env_workers,
-                on_progress=report,
-                max_requests=rollout.max_requests,
-                deadline_s=rollout.stall_s,
-                timeout_s=rollout.timeout_s,
-                arm=self.arm,
-                reward=self.context.reward,
+                max_rollouts=self.config.rollout.open_at_most,
+                **self._how(engine, version, report),
             )
+
+    @contextmanager
+    def _shown(self, phase: str, total: int) -> Iterator[Callable[[Progress], None]]:
+        """Show a phase, and yield what its progress is reported to."""
+        with self.context.terminal.phase(f"{self.arm}: {phase}", total) as shown:
+            yield lambda progress: shown.advance(progress.finished - shown.done)
+
+    def _how(self, engine: Engine | AsyncEngine, version: int, report: Callable[[Progress], None]) -> dict[str, Any]:
+        """Return the options that all rollouts of the arm have."""
+        rollout = self.config.rollout
+        return {
+            "engine": engine,
+            "temperature": rollout.temperature,
+            "policy_version": version,
+            "cohorts": rollout.cohorts,
+            "env_workers": rollout.env_workers,
+            "on_progress": report,
+            "max_requests": rollout.max_requests,
+            "deadline_s": rollout.stall_s,
+            "timeout_s": rollout.timeout_s,
+            "arm": self.arm,
+            "reward": self.context.reward,
+        }
 
     def _make_env(self, task: AnyTask, *, training: bool) -> Env:
         """Create an episode; in training the curriculum may hide some tests."""

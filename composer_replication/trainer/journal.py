@@ -103,10 +103,13 @@ class ArmJournal:
         hints: Sequence[Hint],
         metrics: Mapping[str, float],
         off: Mapping[str, str],
+        reattempts: Sequence[Trajectory] = (),
     ) -> dict[str, float]:
         """Record a training step and return all that was logged. `off` says why a channel had nothing to train on."""
         self.run_dir.write_trajectories(self.arm, step, trajectories)
         self.run_dir.write_hints(self.arm, step, hints)
+        if reattempts:
+            self.run_dir.write_reattempts(self.arm, step, reattempts)
         logged = self.log(step, metrics)
         self.terminal.step(self.arm, step, self.steps, logged, off)
         unbalanced = imbalance(metrics)

@@ -175,5 +175,6 @@ class SignalMaker:
             reasons = ", ".join(f"{n} {why}" for why, n in signals.dropped.items())
             off["hint"] = f"no hints in this step ({reasons or 'no error turns'})"
         if loss.replay.weight > 0 and not pairs:
-            off["replay"] = "no pairs: " + ("no verified disagreement" if self.config.teachers else NO_SOURCE)
+            sources = {"no verified disagreement": bool(self.config.teachers), "no re-attempt passed": loss.replay.reattempts > 0}
+            off["replay"] = "no pairs: " + (", ".join(why for why, on in sources.items() if on) or NO_SOURCE)
         return off

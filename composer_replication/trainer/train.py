@@ -26,6 +26,7 @@ from composer_replication.observe.summary import SummaryRow
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.journal import flat
 from composer_replication.trainer.pairs.held import pairs_of_step
+from composer_replication.trainer.pairs.reattempts import reattempt
 
 
 class StepCallback:
@@ -61,8 +62,11 @@ async def train_arm(arm: ArmTrainer, progress: Phase, callbacks: Sequence[StepCa
         # Advantages over each group, and hints at the turns that went wrong.
         step_signals = signals.make(step, groups)
 
+        # Failed rollouts once more, with the hint in the context: what passes is learnt without it.
+        again = await reattempt(collector, config, groups, step_signals.hinted, step, learner.version)
+
         # Preference pairs: what teachers agreed on, against what the policy did.
-        step_pairs = pairs_of_step(pairs, step, config.loss.replay.pairs_per_step)
+        step_pairs = again.beside(pairs_of_step(pairs, step, config.loss.replay.pairs_per_step))
 
         # One batch, one loss of three channels, one optimizer step or several.
         result = learner.update(signals.batch(groups, step_signals, step_pairs))
@@ -70,14 +74,14 @@ async def train_arm(arm: ArmTrainer, progress: Phase, callbacks: Sequence[StepCa
         arm.engine.reset()  # its caches belong to the old weights
 
         # Record the step, and pass@1 on held-out tasks every so often.
-        metrics = {**collector.metrics(groups), **step_signals.metrics, **result.metrics}
+        metrics = {**collector.metrics(groups), **step_signals.metrics, **again.metrics, **result.metrics}
         metrics |= {"time/rollout_s": rolled - began, "time/update_s": time.monotonic() - rolled}
         for update in updates:
             metrics |= update
         if step % config.eval.every == 0 or step == config.steps:
             metrics |= await collector.evaluate(learner.version)
-        off = {**result.off, **signals.why_off(pairs, step_signals)}
-        logged = journal.record_step(step, flat(groups), step_signals.hints, metrics, off)
+        off = {**result.off, **signals.why_off(step_pairs, step_signals)}
+        logged = journal.record_step(step, flat(groups), step_signals.hints, metrics, off, again.trajectories)
         for callback in callbacks:
             callback.on_step_end(arm, step, logged)
         progress.advance()

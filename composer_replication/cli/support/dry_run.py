@@ -127,7 +127,8 @@ def _say(console: Console, arm: str, config: RunConfig, tasks: int, pairs: FileP
     from composer_replication.trainer.preflight import NO_SOURCE
 
     loss, teachers = config.loss, len(config.teachers)
-    sources = [*([f"{teachers} teachers"] if teachers else []), *([str(pairs)] if pairs else [])]
+    again = [f"{loss.replay.reattempts} re-attempts a step"] if loss.replay.reattempts else []
+    sources = [*([f"{teachers} teachers"] if teachers else []), *([str(pairs)] if pairs else []), *again]
     replay = "off (weight 0)" if loss.replay.weight == 0 else " and ".join(sources) or f"off ({NO_SOURCE})"
     hint = "off (weight 0)" if loss.hint.weight == 0 else "on"
     practice = config.steps * config.rollout.groups * config.rollout.group_size

@@ -1,0 +1,66 @@
+"""A second attempt from a turn that went wrong, made with a hint and recorded without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from composer_replication.rollouts.agent_loop import FAULTS, Rollout
+from composer_replication.rollouts.protocol import Budgets, Env, SampleRequest
+from composer_replication.tokens import ChatRenderer
+from composer_replication.types import HintedTurn, StopReason, Trajectory
+
+AGAIN = "again"
+"""Last part of the name of a second attempt."""
+
+
+class Reattempt(Rollout):
+    """A rollout that goes on from a turn of another one. The policy reads a hint before that turn, and the record is that of an
+    attempt without one.
+
+    Args:
+        failed: the trajectory to go on from.
+        hinted: its turn, in both contexts.
+        env: a fresh episode of the same task; the calls of earlier turns are carried out in it again.
+        seed, context_tokens: as in `Rollout`.
+    """
+
+    def __init__(
+        self,
+        failed: Trajectory,
+        hinted: HintedTurn,
+        env: Env,
+        renderer: ChatRenderer,
+        budgets: Budgets,
+        *,
+        seed: int,
+        context_tokens: int,
+    ) -> None:
+        name = f"{failed.trajectory_id}/{AGAIN}"
+        super().__init__(name, env, renderer, budgets, seed=seed, context_tokens=context_tokens)
+        self._failed = failed
+        self._hinted = hinted
+
+    def begin(self) -> None:
+        """Bring the env to where it stood before the turn."""
+        earlier = self._failed.turns[: self._hinted.turn]
+        try:
+            self.env.reset()
+            for turn in earlier:
+                for call, _ in zip(turn.tool_calls, turn.results, strict=False):
+                    self.env.step(call)
+        except FAULTS as error:
+            self._break(error)
+            return
+        self._messages, self._prompt_ids = self._failed.messages, self._failed.prompt_ids
+        self._turns = list(earlier)
+        self._context = self._hinted.teacher_start
+        self.sampled = sum(len(turn.action_ids) for turn in earlier)
+        if self._context >= self._context_tokens:
+            self._stop = StopReason.CONTEXT_TOKENS
+
+    def request(self) -> SampleRequest:
+        """Request the next turn; the first one after the hint."""
+        asked = super().request()
+        if len(self._turns) > self._hinted.turn:
+            return asked
+        return replace(asked, new_ids=self._hinted.teacher_ids[: self._hinted.teacher_start])
