@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -110,7 +110,12 @@ class TeacherConfig(Section):
     ] = 0.0
     """Sample answers at this temperature. `endpoint` omits the field, for models that reject it."""
     max_tokens: Positive = 4096
-    """Limit each answer to this many tokens."""
+    """Limit each answer to this many tokens, those of its reasoning included where the endpoint bills them."""
+    limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """Send the limit under this name. Choose `max_completion_tokens` for models that reason and refuse the other."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Add these fields to every request, such as reasoning_effort = "low" or reasoning = {effort = "low"}. They belong to the
+    question: with other ones an answer in the ledger is not used again. What sets the price of a request is refused."""
     max_concurrency: Positive = 8
     """Keep at most this many requests in flight."""
     requests_per_minute: Annotated[float, Field(gt=0.0)] | None = None

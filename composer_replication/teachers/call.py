@@ -114,7 +114,7 @@ async def call(
     try:
         async with asyncio.timeout(teacher.timeout_s):  # the client's own limit is one between two bytes
             raw = await client.chat.completions.with_raw_response.create(
-                **teacher.body(question), extra_headers={CALL_ID_HEADER: call_id}
+                **teacher.arguments(question), extra_headers={CALL_ID_HEADER: call_id}
             )
         return _without_key(read_reply(raw.http_response.content), client.api_key), time.monotonic() - start
     except TimeoutError as error:

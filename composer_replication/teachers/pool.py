@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.observe import usd
+from composer_replication.teachers.breaker import Breaker
 from composer_replication.teachers.call import Failure, NoAnswerError, call, make_client
 from composer_replication.teachers.ledger import AskedAlreadyError, Ledger, request_key
 from composer_replication.teachers.pace import RateLimiter
@@ -102,6 +103,7 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
         self._clients: dict[str, openai.AsyncOpenAI] = {}
         self._paces = {t.name: RateLimiter(t) for t in self.teachers}
         self._left_out: dict[str, str] = {}
+        self._breaker = Breaker()
         self._above: Counter[str] = Counter()
         self._above_in_a_row: Counter[str] = Counter()
         self._dearest: dict[str, float] = {}
@@ -242,8 +244,9 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
                 free, paid = free + (not billed), paid + billed
                 again = last.failure.may_pass and paid < _PAID_ATTEMPTS
                 if not again and (billed or last.pause_s is None or free > teacher.max_retries):
-                    if last.hopeless:
-                        self._left_out[teacher.name] = last.reason
+                    why = self._breaker.refused(teacher.name, last.reason) if last.failure is Failure.REFUSED else None
+                    if last.hopeless or why is not None:
+                        self._left_out[teacher.name] = last.reason if why is None else why
                     return _failed(blank, last)
                 if last.pause_s is not None:
                     logger.info("teacher %s: %s; attempt %d in %.1f s", teacher.name, last.reason, free + paid + 1, last.pause_s)
@@ -286,6 +289,7 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
             record = _record(reply, usd=price.usd, latency_s=latency_s)
             answer = _from_record(job.blank(), record, cached=False)  # first: a record that cannot be read must not be kept
             self.ledger.settle(call_id, usd=price.usd, answer=record, doubt=price.doubt)
+            self._breaker.answered(teacher.name)
             self._watch(teacher, price, teacher.most_expensive(question) or 0.0)
             return answer
         except NoAnswerError as failed:

@@ -18,6 +18,12 @@ _HIDDEN_PROMPT_TOKENS = 512
 """Allowance for what endpoints add to a prompt by themselves, e.g. instructions on tool calls."""
 
 
+_OURS = frozenset(
+    {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "temperature", "stream", "n", "extra_body"}
+)
+"""Fields of a request that `Teacher.extra_body` may not set: the framework does, or the price table could not bound the cost."""
+
+
 class Teacher(TeacherConfig):
     """An external model that is asked and never trained.
 
@@ -37,6 +43,8 @@ class Teacher(TeacherConfig):
             raise ConfigError(f"teacher {name!r}: {wrong} is out of range", fix=f"correct {wrong} of this teacher") from error
         if not self.base_url.startswith(("http://", "https://")):
             raise ConfigError(f"teacher {name!r}: base_url is {self.base_url!r}", fix="begin base_url with http:// or https://")
+        if taken := sorted(_OURS & self.extra_body.keys()):
+            raise ConfigError(f"teacher {name!r}: extra_body sets {taken[0]}", fix=f"remove {taken[0]} from extra_body")
 
     @classmethod
     def of(cls, config: TeacherConfig) -> Self:
@@ -85,18 +93,22 @@ class Teacher(TeacherConfig):
         body: dict[str, Any] = {
             "model": self.model,
             "messages": wire_messages(question.messages),
-            "max_tokens": self.max_tokens,
+            self.limit_field: self.max_tokens,
         }
         if question.tools:
             body["tools"] = list(question.tools)
         if self.temperature != "endpoint":
             body["temperature"] = self.temperature
-        return body
+        return body | self.extra_body
 
-    def body(self, question: Question) -> dict[str, Any]:
-        """Return the body of the chat-completions request as it is sent."""
+    def arguments(self, question: Question) -> dict[str, Any]:
+        """Return what the client's method for chat completions is called with: `request`, marked for a cache where the teacher
+        wants that."""
         request = self.request(question)
-        return request | {"messages": _marked(request["messages"])} if self.mark_cache else request
+        own = {name: value for name, value in request.items() if name not in self.extra_body}
+        if self.mark_cache:
+            own["messages"] = _marked(own["messages"])
+        return own | ({"extra_body": self.extra_body} if self.extra_body else {})
 
 
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

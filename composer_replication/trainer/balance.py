@@ -1,10 +1,11 @@
-"""Tells when one channel of the loss drowns another."""
+"""Tells when a channel of the loss does what nobody wants: when it drowns another, or makes right answers less likely."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from composer_replication.config import LossConfig
+from composer_replication.trainer.learning.brake import FALLEN
 
 DWARFED = 10.0
 """A channel that pulls this many times as hard as another is reported."""
@@ -23,3 +24,28 @@ def imbalance(metrics: Mapping[str, float]) -> str | None:
     (least, weak), (most, strong) = felt[0], felt[-1]
     fix = f"lower loss.{strong}.weight" if weak == "rlvr" else f"raise loss.{weak}.weight"
     return f"the {strong} channel pulls {most / least:.0f} times as hard on the policy as {weak}; {fix} if that is not intended"
+
+
+class ChosenAlarm:
+    """Tells once when the chosen answers of pairs have become less likely than under the starting policy in two steps in a row.
+
+    Accuracy and margin rise all the while, because the rejected answers fall further (Razin et al., arXiv:2410.08847).
+    """
+
+    def __init__(self) -> None:
+        self._low = 0
+        self._told = False
+
+    def follow(self, metrics: Mapping[str, float]) -> str | None:
+        """Follow a step; one without pairs, or without their distance to the start, says nothing."""
+        distance = metrics.get("replay/chosen/distance/mean")
+        if distance is None or self._told:
+            return None
+        self._low = self._low + 1 if distance < FALLEN else 0
+        if self._low < 2:
+            return None
+        self._told = True
+        return (
+            f"the chosen answers of pairs are {-distance:.1f} nats less likely than at the start; "
+            "lower optimizer.learning_rate, or loss.replay.weight beside other channels"
+        )

@@ -12,7 +12,7 @@ from typing import Any
 from composer_replication.observe import RunDir, Terminal, mean_and_se, pass_at_1
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.sandbox import Sandbox
-from composer_replication.trainer.balance import imbalance
+from composer_replication.trainer.balance import ChosenAlarm, imbalance
 from composer_replication.types import Group, Hint, Trajectory, Unscored
 from composer_replication.types.errors import SandboxError
 
@@ -76,6 +76,7 @@ class ArmJournal:
     teacher_totals: Mapping[str, float] = field(default_factory=dict)
     """Requests to teachers and their cost (`trainer.ask_teachers.teacher_totals`), once they were asked."""
     _told_of_balance: bool = False
+    _chosen: ChosenAlarm = field(default_factory=ChosenAlarm)
 
     def note(self, text: str) -> None:
         """Report one line about the arm."""
@@ -116,6 +117,8 @@ class ArmJournal:
         if unbalanced is not None and not self._told_of_balance:
             self._told_of_balance = True
             self.note(f"step {step}: {unbalanced}")
+        if (fallen := self._chosen.follow(metrics)) is not None:
+            self.note(f"step {step}: {fallen}")
         return logged
 
     def record_evaluation(self, step: int, groups: Sequence[Group]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.loss.metrics import merge_updates
 from composer_replication.loss.micro_batches import mini_batches
-from composer_replication.trainer.balance import imbalance
+from composer_replication.trainer.balance import ChosenAlarm, imbalance
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.types import StopReason, Trajectory, Turn
 from composer_replication.types.errors import ConfigError, ModelError
@@ -210,6 +210,14 @@ def test_the_entropy_bonus_follows_its_target_and_is_resumed(run_file: Path) -> 
     other = learner(config)
     other.load_state_dict(trained.state_dict(), trained.weights())
     assert other.update(batch([1.0, -1.0])).metrics["rlvr/entropy/bonus"] == pytest.approx(0.03)
+
+
+def test_chosen_answers_that_fall_twice_in_a_row_are_told_of_once():
+    alarm = ChosenAlarm()
+    distances = [-0.6, 0.1, -0.6, None, -0.7, -0.9, -1.0]
+    told = [alarm.follow({} if one is None else {"replay/chosen/distance/mean": one}) for one in distances]
+    assert [text is not None for text in told] == [False, False, False, False, True, False, False]
+    assert "0.7 nats less likely than at the start" in str(told[4])
 
 
 def test_a_channel_that_drowns_another_is_named() -> None:
