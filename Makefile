@@ -9,7 +9,7 @@ ROOMS := $(sort $(foreach file,$(wildcard tests/*/test_*.py),$(word 2,$(subst /,
 ROOM ?=
 CHECK_ROOM = $(if $(filter-out $(ROOMS),$(ROOM)),echo "no such room: $(filter-out $(ROOMS),$(ROOM)); the rooms are: $(ROOMS)" >&2; exit 2)
 
-.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke torchao oracles trl-own-tests triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-trust bench-plan bench-learner bench-channels bench-gate bench-prm bench-sandbox bench-sandbox-filter bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights gpu-check soak fuzz-grader faults-replay faults-diloco attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke torchao oracles trl-own-tests triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-trust bench-plan bench-learner bench-channels bench-reattempts bench-gate bench-prm bench-sandbox bench-sandbox-filter bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights gpu-check soak fuzz-grader faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -148,6 +148,9 @@ bench-learner: env ## Compare updates with those of TRL's trainer, and one pass 
 
 bench-channels: env ## Measure what each channel does to pass@1, alone and beside GRPO, and beside what could replace it: resumable, an hour and a quarter
 	@$(BIN)/python benchmarks/channels.py --write docs/figures/channels.json
+
+bench-reattempts: env ## Train on hinted re-attempts, beside hints alone and beside as many rollouts without hints (15 minutes)
+	@$(BIN)/python benchmarks/reattempts.py --write docs/figures/reattempts.json
 
 bench-gate: env ## Measure what a gate on teachers saves and loses in a synthetic world with known truth, and draw it
 	@$(BIN)/python benchmarks/gate.py --write docs/figures/gate.json
