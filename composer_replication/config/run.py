@@ -113,9 +113,10 @@ class TeacherConfig(Section):
     """Limit each answer to this many tokens, those of its reasoning included where the endpoint bills them."""
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """Send the limit under this name. Choose `max_completion_tokens` for models that reason and refuse the other."""
-    extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Add these fields to every request, such as reasoning_effort = "low" or reasoning = {effort = "low"}. They belong to the
-    question: with other ones an answer in the ledger is not used again. What sets the price of a request is refused."""
+    extra_body: dict[str, Any] = {}  # noqa: RUF012 - copied
+    """Add these fields to every request, such as reasoning_effort = "low" or reasoning = {effort = "low"}. They are part of
+    the question: when you change them, answers in the ledger are bought again. Fields that the framework sets are refused; do not
+    add fields that make a request dearer than the price table says, because the cap rests on it."""
     max_concurrency: Positive = 8
     """Keep at most this many requests in flight."""
     requests_per_minute: Annotated[float, Field(gt=0.0)] | None = None

@@ -8,8 +8,8 @@ former task (arXiv:1606.09282, equation 2).
 from __future__ import annotations
 
 import random
-from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from composer_replication.types import HintedTurn, Trajectory
 
@@ -21,21 +21,34 @@ def other_turns(trajectory: Trajectory, taken: Container[int], count: int, seed:
 
 
 def hold_turns(
-    trajectories: Sequence[Trajectory], hinted: Sequence[HintedTurn], *, per_hint: int, seed: int
+    trajectories: Sequence[Trajectory],
+    hinted: Sequence[HintedTurn],
+    *,
+    per_hint: int,
+    seed: int,
+    errors: Iterable[tuple[str, int]] = (),
+    context_window: int | None = None,
 ) -> Iterator[HintedTurn]:
-    """Yield, for each hinted turn, `per_hint` other turns of its trajectory, drawn without replacement from those that have no
-    hint; fewer where there are fewer.
+    """Yield, for each hinted turn, `per_hint` other turns of its trajectory, drawn without replacement; fewer where there are
+    fewer.
+
+    Args:
+        errors: trajectory id and number of turns that went wrong and have no hint: they are not held.
+        context_window: most positions the self-teacher can attend to; a turn that ends beyond it is not held.
 
     Raises:
         KeyError: a hinted turn belongs to a trajectory that is not among `trajectories`.
     """
     by_id = {trajectory.trajectory_id: trajectory for trajectory in trajectories}
+    hints = Counter(turn.trajectory_id for turn in hinted)
     taken: defaultdict[str, set[int]] = defaultdict(set)
-    for turn in hinted:
-        taken[turn.trajectory_id].add(turn.turn)
-    for name, hints in taken.items():
+    for name, number in (*((turn.trajectory_id, turn.turn) for turn in hinted), *errors):
+        taken[name].add(number)
+    for name, count in hints.items():
         trajectory = by_id[name]
-        for number in other_turns(trajectory, hints, per_hint * len(hints), seed):
+        lengths = [trajectory.action_start(n) + len(turn.action_ids) for n, turn in enumerate(trajectory.turns)]
+        beyond = {n for n, length in enumerate(lengths) if context_window is not None and length > context_window}
+        for number in other_turns(trajectory, taken[name] | beyond, per_hint * count, seed):
             context, action = trajectory.context_ids(number), trajectory.turns[number].action_ids
             yield HintedTurn(
                 trajectory_id=name,

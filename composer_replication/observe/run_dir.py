@@ -6,6 +6,7 @@
         events.jsonl                          what happened and when: {"time", "kind", "message", ...}
         trajectories/ARM/step_NNNNN.jsonl     one `Trajectory` per line
         trajectories/ARM/step_NNNNN.hints.jsonl    one `Hint` per line
+        trajectories/ARM/step_NNNNN.reattempts.jsonl    the step's hinted re-attempts, likewise; their contexts are without hints
         trajectories/ARM/eval_NNNNN.jsonl     the trajectories of that step's evaluation, likewise
         trajectories/ARM/traces.jsonl         the frozen traces that teachers re-answer, likewise
         trajectories/ARM/pairs.jsonl          one replay pair in text per line

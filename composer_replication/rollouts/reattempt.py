@@ -8,6 +8,7 @@ from composer_replication.rollouts.agent_loop import FAULTS, Rollout
 from composer_replication.rollouts.protocol import Budgets, Env, SampleRequest
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import HintedTurn, StopReason, Trajectory
+from composer_replication.types.errors import SandboxError
 
 AGAIN = "again"
 """Last part of the name of a second attempt."""
@@ -15,12 +16,12 @@ AGAIN = "again"
 
 class Reattempt(Rollout):
     """A rollout that goes on from a turn of another one. The policy reads a hint before that turn, and the record is that of an
-    attempt without one.
+    attempt without one. `Unscored` where a call of an earlier turn ends otherwise than it did then.
 
     Args:
         failed: the trajectory to go on from.
         hinted: its turn, in both contexts.
-        env: a fresh episode of the same task; the calls of earlier turns are carried out in it again.
+        env: a fresh episode of the same task whose every move is a `step`: the calls of earlier turns are made in it again.
         seed, context_tokens: as in `Rollout`.
     """
 
@@ -46,8 +47,12 @@ class Reattempt(Rollout):
         try:
             self.env.reset()
             for turn in earlier:
-                for call, _ in zip(turn.tool_calls, turn.results, strict=False):
-                    self.env.step(call)
+                for call, known in zip(turn.tool_calls, turn.results, strict=False):
+                    if self.env.step(call).status != known.status:
+                        raise SandboxError(
+                            f"the call {call.name} ended otherwise than the first time",
+                            fix="look for what the task's tests change",
+                        )
         except FAULTS as error:
             self._break(error)
             return

@@ -144,6 +144,7 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
         for i, job in enumerate(jobs):
             record = self.ledger.find(job.key)
             if record is not None:
+                self._breaker.answered(job.teacher.name)
                 _answered(job, _from_record(job.blank(), record, cached=True), on_answer)
             else:
                 trace = f"trace {job.question.trace}" if job.question.trace else f"{i}"
@@ -216,6 +217,7 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
         while True:
             record = self.ledger.find(job.key)
             if record is not None:
+                self._breaker.answered(job.teacher.name)
                 return _from_record(job.blank(), record, cached=True)
             try:
                 return await self._buy(job)

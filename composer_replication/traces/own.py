@@ -83,7 +83,7 @@ class OwnReader:
             yield from _file(path, "")
             return
         for file in sorted((path / "trajectories").glob("*/*.jsonl")):
-            if not file.name.endswith(".hints.jsonl") and file.name != "pairs.jsonl":
+            if not file.name.endswith((".hints.jsonl", ".reattempts.jsonl")) and file.name != "pairs.jsonl":
                 yield from _file(file, f"{file.parent.name}/{file.stem}/")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -64,6 +65,8 @@ class RolloutCollector:
         self._steps = steps
         self._train = list(context.train)
         """The tasks trained on: the run's tasks, and tasks joined since."""
+        self._hidden: dict[str, frozenset[str]] = {}
+        """By task id: tests that its last rollouts did not see."""
 
     @property
     def context_window(self) -> int:
@@ -173,13 +176,12 @@ class RolloutCollector:
         """Return second attempts at trajectories of a step, each from its hinted turn on with the hint in the context. They are
         counted, and their records are those of attempts without a hint. The engine then leaves the device."""
         config, budgets = self.config, Budgets.of(self.config.rollout)
-        tasks = {task.spec.task_id: task for task in self._train}
         context_tokens = min(budgets.context_tokens, self.engine.context_window)
         rollouts = [
             Reattempt(
                 failed,
                 hinted,
-                self._make_env(tasks[failed.task_id], training=True),
+                self.context.make_env(failed.task_id, self._hidden.get(failed.task_id, frozenset())),
                 self.renderer,
                 budgets,
                 seed=derive_seed(config.seed, step, failed.trajectory_id, AGAIN),
@@ -193,7 +195,8 @@ class RolloutCollector:
             at_once = min(len(rollouts), config.rollout.open_at_most or len(rollouts))
             found = await run_rollouts(rollouts, at_once=at_once, **self._how(self.engine, version, report))
         self.engine.rest()
-        self.journal.meter.count(found)
+        new = [replace(one, turns=one.turns[hinted.turn :]) for one, (_, hinted) in zip(found, failures, strict=True)]
+        self.journal.meter.count(new)
         return found
 
     async def try_out(self, task: AnyTask, siblings: int) -> list[Group]:
@@ -286,4 +289,6 @@ class RolloutCollector:
         """Create an episode; in training the curriculum may hide some tests."""
         if self.curriculum is None or not training:
             return self.context.make_env(task.spec.task_id)
-        return self.context.make_env(task.spec.task_id, self.curriculum.hidden_tests(task.spec.task_id))
+        name = task.spec.task_id
+        self._hidden[name] = self.curriculum.hidden_tests(name)
+        return self.context.make_env(name, self._hidden[name])

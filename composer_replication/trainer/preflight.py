@@ -75,7 +75,7 @@ def check_source(config: RunConfig, source: EnvSource) -> None:
 
     Raises:
         ConfigError: two tasks have one id, the substrate trains on our own tasks alone, or an arm asks for more tasks than there
-            are or for a teacher that cannot be asked.
+            are, for a teacher that cannot be asked, or for re-attempts.
     """
     names = [t.spec.task_id for t in (*source.train, *source.held_out)]
     if len(set(names)) < len(names):
@@ -86,6 +86,13 @@ def check_source(config: RunConfig, source: EnvSource) -> None:
             f"substrate.type = {config.substrate.type} trains on the tasks of tasks.train alone",
             fix="set substrate.type = local or trl",
         )
+    for arm in config.arms:
+        if resolve_arm(config, arm).loss.replay.reattempts > 0:
+            raise ConfigError(
+                f"arm {arm}: loss.replay.reattempts carries out the calls of a rollout again, and an environment of [env] may not"
+                " come back to where it stood",
+                fix="set loss.replay.reattempts = 0, or train on tasks.train",
+            )
     _check_arms(config, len(source.train), "the environment")
 
 

@@ -120,7 +120,9 @@ class SignalMaker:
         hint, seed = self.config.loss.hint, derive_seed(self.config.seed, step)
         selected = self._hints(trajectories, seed)
         per_hint = 0 if hint.self_teacher == "live" else hint.held_turns  # without a hint the live policy agrees with itself
-        held = hold_turns(trajectories, selected.hinted, per_hint=per_hint, seed=seed)
+        errors = [(hint.trajectory_id, hint.turn) for hint in selected.dropped]
+        window = self.context_window
+        held = hold_turns(trajectories, selected.hinted, per_hint=per_hint, seed=seed, errors=errors, context_window=window)
         return dataclasses.replace(selected, hinted=(*selected.hinted, *held))
 
     def _hints(self, trajectories: Sequence[Trajectory], seed: int) -> SelectedHints:

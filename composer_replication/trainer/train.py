@@ -64,6 +64,7 @@ async def train_arm(arm: ArmTrainer, progress: Phase, callbacks: Sequence[StepCa
 
         # Failed rollouts once more, with the hint in the context: what passes is learnt without it.
         again = await reattempt(collector, config, groups, step_signals.hinted, step, learner.version)
+        sampled = time.monotonic()
 
         # Preference pairs: what teachers agreed on, against what the policy did.
         step_pairs = again.beside(pairs_of_step(pairs, step, config.loss.replay.pairs_per_step))
@@ -75,7 +76,7 @@ async def train_arm(arm: ArmTrainer, progress: Phase, callbacks: Sequence[StepCa
 
         # Record the step, and pass@1 on held-out tasks every so often.
         metrics = {**collector.metrics(groups), **step_signals.metrics, **again.metrics, **result.metrics}
-        metrics |= {"time/rollout_s": rolled - began, "time/update_s": time.monotonic() - rolled}
+        metrics |= {"time/rollout_s": rolled - began, "time/update_s": time.monotonic() - sampled}
         for update in updates:
             metrics |= update
         if step % config.eval.every == 0 or step == config.steps:

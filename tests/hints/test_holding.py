@@ -50,6 +50,18 @@ def test_every_other_turn_is_drawn_by_some_seed_and_a_silent_turn_by_none():
     assert list(hold_turns([silent], hinted((silent, 1)), per_hint=1, seed=0)) == []
 
 
+def test_errors_without_a_hint_and_turns_beyond_the_window_are_not_held():
+    t = failing()
+    told = hinted((t, 1))
+    errors, window = [(t.trajectory_id, 3)], t.action_start(4)
+    drawn = {
+        turn.turn
+        for seed in range(40)
+        for turn in hold_turns([t], told, per_hint=1, seed=seed, errors=errors, context_window=window)
+    }
+    assert drawn == {0, 2}
+
+
 def test_a_hint_of_a_trajectory_that_is_not_there():
     with pytest.raises(KeyError):
         list(hold_turns([failing(task="other")], hinted((failing(), 1)), per_hint=1, seed=0))

@@ -32,6 +32,14 @@ def test_refusals_for_what_is_in_a_question_leave_the_teacher_in():
     assert [one.error is None for one in found] == [True, *[False] * 18, True]
 
 
+def test_an_answer_in_the_ledger_is_an_answer():
+    ledger = Ledger()
+    with TeacherServer(lambda _body, number: Reply(content="yes") if number == 0 else refusal("too long")) as server:
+        ask([teacher(server)], questions(1), ledger=ledger)
+        ask([teacher(server, max_concurrency=1)], questions(20), ledger=ledger)
+        assert len(server.requests) == 20
+
+
 def test_the_breaker_counts_reasons_that_differ_in_numbers_as_one():
     breaker = Breaker()
     told = [breaker.refused("t", f"HTTP 400: bad field {n}") for n in range(ALIKE)]

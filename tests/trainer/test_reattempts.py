@@ -128,6 +128,20 @@ def test_only_what_passes_is_learnt_and_the_same_thing_once(task: Task, renderer
     same = replace(good, turns=(good.turns[0], replace(good.turns[1], action_ids=turn.action_ids), *good.turns[2:]))
     assert pairs_of_reattempts([(failed, turn)], [same]) == []
     assert pairs_of_reattempts([(failed, turn)], [replace(good, reward=Unscored("the box broke"))]) == []
+    refused = tuple(replace(result, status="path_not_found") for result in good.turns[1].results)
+    idle = replace(good, turns=(good.turns[0], replace(good.turns[1], results=refused), *good.turns[2:]))
+    assert pairs_of_reattempts([(failed, turn)], [idle]) == [], "something later made the tests pass"
+    assert pairs_of_reattempts([(failed, turn)], [replace(good, turns=good.turns[:1])]) == [], "there was no room for a turn"
+
+
+def test_an_episode_that_does_not_come_back_is_not_scored(task: Task, renderer: ChatRenderer) -> None:
+    failed = failed_rollout(task, renderer)
+    other = tuple(replace(result, status="path_not_found") for result in failed.turns[0].results)
+    elsewhere = replace(failed, turns=(replace(failed.turns[0], results=other), *failed.turns[1:]))
+    found, engine = again(task, renderer, elsewhere, call("submit"))
+    assert isinstance(found.reward, Unscored)
+    assert "search ended otherwise than the first time" in found.reward.reason
+    assert engine.asked == []
 
 
 def test_only_graded_failures_with_a_hint_are_tried_again(task: Task, renderer: ChatRenderer) -> None:

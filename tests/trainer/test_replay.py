@@ -28,7 +28,7 @@ from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.trainer.pairs.held import pairs_of_step, turns_to_hold
 from composer_replication.trainer.pairs.replay import verify_pair
-from composer_replication.types import GradeReport, Message, Pair, StopReason, ToolCall, Trajectory, Turn, Unscored
+from composer_replication.types import GradeReport, Message, Pair, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 from composer_replication.types.errors import SandboxError
 
 OLD, WRONG = "raise NotImplementedError", "return -12345"
@@ -157,7 +157,12 @@ def test_every_step_takes_turns_to_hold_in_proportion() -> None:
     held = [Pair(pair_id=f"h{i}", prompt_ids=(1,), chosen_ids=(2,), rejected_ids=()) for i in range(6)]
     taken = [[p.pair_id for p in pairs_of_step([*answers, *held], step, 2)] for step in (1, 2, 3)]
     assert taken == [["0", "1", "h0", "h1", "h2"], ["2", "3", "h3", "h4", "h5"], ["0", "1", "h0", "h1", "h2"]]
-    assert len(pairs_of_step([*answers, *held[:1]], 1, 1)) == 1, "a quarter of a turn to each pair"
+    few = [[p.pair_id for p in pairs_of_step([*answers, *held[:2]], step, 1)] for step in (1, 2, 3, 4, 5)]
+    assert few == [["0"], ["1", "h0"], ["2"], ["3", "h1"], ["0"]], "half a turn to each pair"
+
+
+def _refused(turn: Turn) -> tuple[ToolResult, ...]:
+    return tuple(replace(result, status="path_not_found") for result in turn.results)
 
 
 @pytest.mark.parametrize(("options", "count"), [({}, 2), ({"held_turns": 0}, 0), ({"held_turns": 2}, 3), ({"variant": "dpo"}, 0)])
@@ -181,6 +186,11 @@ def test_turns_to_hold_are_the_other_turns_of_traces_with_pairs(env: CodingEnv, 
     numbers = [int(pair.pair_id.removeprefix("t#")) for pair in held]
     assert len(numbers) == len(set(numbers)) == count
     assert set(numbers) <= {0, 2, 4}
+    wrong = replace(
+        trace, turns=tuple(replace(turn, results=_refused(turn)) if i == 0 else turn for i, turn in enumerate(trace.turns))
+    )
+    some = [pair.pair_id for pair in turns_to_hold(pairs, [wrong], config, {"t#2"})]
+    assert set(some) <= {"t#4"}, "the policy is not held to what failed, or to what teachers would not have done"
     for number, pair in zip(numbers, held, strict=True):
         assert (pair.prompt_ids, pair.chosen_ids) == (trace.context_ids(number), trace.turns[number].action_ids)
         assert (pair.rejected_ids, pair.confidence) == ((), 0.75)

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from composer_replication.config import RunConfig
 from composer_replication.hints import other_turns
 from composer_replication.traces.states import state_id
-from composer_replication.types import Pair, Trajectory
+from composer_replication.types import Pair, Trajectory, Turn
 
 
-def turns_to_hold(pairs: Sequence[Pair], trajectories: Sequence[Trajectory], config: RunConfig) -> Iterator[Pair]:
-    """Yield `loss.replay.held_turns` other turns of its trace for each pair, drawn with the run's seed from those without a pair:
-    the action that the starting policy took there, with the mean confidence of the trace's pairs.
+def turns_to_hold(
+    pairs: Sequence[Pair], trajectories: Sequence[Trajectory], config: RunConfig, disputed: Container[str] = ()
+) -> Iterator[Pair]:
+    """Yield `loss.replay.held_turns` other turns of its trajectory for each pair, drawn with the run's seed: the action that was
+    taken there, with the mean confidence of the trajectory's pairs. Turns with a pair, in `disputed`, or with a call that failed
+    are not held.
 
-    Its negative log-likelihood estimates KL(starting policy || policy) without bias, as the starting policy sampled it.
+    Where the starting policy sampled the trajectory, at temperature 1, the negative log-likelihood of these actions estimates
+    KL(starting policy || policy) plus a constant, without bias.
+
+    Args:
+        disputed: ids of states at which teachers agreed on another action, with a pair or without.
     """
     if config.loss.replay.variant != "sft":
         return
@@ -31,7 +38,8 @@ def turns_to_hold(pairs: Sequence[Pair], trajectories: Sequence[Trajectory], con
         found[name][int(place)] = pair.confidence
     for name, known in found.items():
         trajectory = by_id[name]
-        for turn in other_turns(trajectory, known, config.loss.replay.held_turns * len(known), config.seed):
+        wrong = {n for n, turn in enumerate(trajectory.turns) if _failed(turn) or state_id(name, n) in disputed}
+        for turn in other_turns(trajectory, wrong | known.keys(), config.loss.replay.held_turns * len(known), config.seed):
             yield Pair(
                 pair_id=state_id(name, turn),
                 prompt_ids=trajectory.context_ids(turn),
@@ -41,11 +49,18 @@ def turns_to_hold(pairs: Sequence[Pair], trajectories: Sequence[Trajectory], con
             )
 
 
+def _failed(turn: Turn) -> bool:
+    """Return whether the environment refused a call of a turn."""
+    calls = any(call.error is not None for call in turn.tool_calls)
+    return calls or any(result.status not in ("ok", "tests_failed") for result in turn.results)
+
+
 def pairs_of_step(pairs: Sequence[Pair], step: int, count: int) -> list[Pair]:
-    """Return the pairs of a step (1-based) and, in proportion, turns to hold: both lists are read over and over."""
+    """Return the pairs of a step (1-based) and, in proportion over the steps, turns to hold. Both lists are read in a cycle."""
     compared, held = apart(pairs)
     count = min(count, len(compared))
-    return [*_turn_of(compared, step, count), *_turn_of(held, step, round(count * len(held) / max(1, len(compared))))]
+    first, end = (at * count * len(held) // max(1, len(compared)) for at in (step - 1, step))
+    return [*_cycle(compared, (step - 1) * count, count), *_cycle(held, first, end - first)]
 
 
 def apart(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
@@ -53,5 +68,5 @@ def apart(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
     return [pair for pair in pairs if pair.rejected_ids], [pair for pair in pairs if not pair.rejected_ids]
 
 
-def _turn_of(pairs: Sequence[Pair], step: int, count: int) -> list[Pair]:
-    return [pairs[((step - 1) * count + i) % len(pairs)] for i in range(count)]
+def _cycle(pairs: Sequence[Pair], start: int, count: int) -> list[Pair]:
+    return [pairs[(start + i) % len(pairs)] for i in range(count)]

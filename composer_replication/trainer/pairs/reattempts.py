@@ -69,12 +69,17 @@ def failures_with_hints(groups: Sequence[Group], hinted: Sequence[HintedTurn]) -
 def pairs_of_reattempts(failures: Sequence[tuple[Trajectory, HintedTurn]], found: Sequence[Trajectory]) -> list[Pair]:
     """Return a pair for each re-attempt that passed: its action at the hinted turn, and the one that failed there.
 
-    The same action in the same place counts once, and one that repeats the failed one teaches nothing.
+    The same action in the same place counts once. One that repeats the failed one teaches nothing, and one of which a call failed
+    was not what made the tests pass.
     """
     made: dict[tuple[tuple[int, ...], tuple[int, ...]], Pair] = {}
     for (failed, hinted), again in zip(failures, found, strict=True):
-        chosen = again.turns[hinted.turn].action_ids if _passed(again) else ()
-        if not chosen or chosen == hinted.action_ids:
+        if not _passed(again) or len(again.turns) <= hinted.turn:
+            continue
+        turn = again.turns[hinted.turn]
+        chosen = turn.action_ids
+        worked = bool(turn.results) and all(result.status in ("ok", "tests_failed") for result in turn.results)
+        if not worked or chosen == hinted.action_ids:
             continue
         prompt = failed.context_ids(hinted.turn)
         pair = Pair(

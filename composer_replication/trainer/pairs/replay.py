@@ -79,7 +79,8 @@ async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceReco
         compared = shuffled([*compared, *given.pairs], config.seed)
         read = compared[: config.steps * config.loss.replay.pairs_per_step]  # no step comes to the others
         context.terminal.note(f"{actor.arm}: {given}; {len(read)} of {len(compared)} pairs are read in {config.steps} steps")
-        pairs = [*read, *held]
+        traces = {pair.pair_id.rsplit("#", 1)[0] for pair in read}
+        pairs = [*read, *(pair for pair in held if pair.pair_id.rsplit("#", 1)[0] in traces)]
     pairs = scorer.with_reference_logprobs(pairs)
     files.replace_file(_store(context, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
     return pairs
@@ -107,7 +108,7 @@ async def _pairs_of_teachers(context: RunContext, config: RunConfig, actor: Trac
     if config.loss.replay.verify:
         kept = await _verified(context, kept, trajectories, dropped)
     pairs = pairs_to_token_pairs(kept, trajectories, actor.renderer, found.confidence)
-    held = list(turns_to_hold(pairs, trajectories, config))
+    held = list(turns_to_hold(pairs, trajectories, config, {pair["state_id"] for pair in found.pairs}))
     context.run_dir.write_pairs(actor.arm, _rows(kept, answers, trajectories))
     context.terminal.note(
         f"{actor.arm}: {len(pairs)} preference pairs from {len(states)} states, and {len(held)} turns to hold; "

@@ -128,9 +128,11 @@ def make_forecast(trial: Trial, config: RunConfig, arm: str, *, tasks: int, held
 
 def _left_out(config: RunConfig, *, asks: bool) -> Mapping[str, tuple[str, str]]:
     """Return what a run spends time on that no trial tells, and how often."""
-    refills = config.rollout.refills
+    refills, replay = config.rollout.refills, config.loss.replay
+    again = replay.reattempts if replay.weight > 0 else 0
     found = {
         "refills": (f"up to {refills}", f"up to {config.steps * refills:,}") if refills else None,
+        "re-attempts": (f"up to {again}", f"up to {config.steps * again:,}") if again else None,
         "answers of teachers, and pairs made of them": ("", "once") if asks else None,
     }
     return {what: how_often for what, how_often in found.items() if how_often is not None}

@@ -215,20 +215,31 @@ def made_batch(config: RunConfig, largest: PassSize, vocabulary: int, processes:
         "rlvr_weights": weights,
         "rlvr_denominator": weights.sum(),
     }
-    return batch | (_hints(ids) if config.loss.hint.weight > 0 else {})
+    hint = config.loss.hint
+    return batch | (_hints(ids, held=hint.held_turns > 0 and hint.self_teacher != "live") if hint.weight > 0 else {})
 
 
-def _hints(ids: Tensor) -> Batch:
-    """Return a hint for the second quarter of each row's sampled half, which the teacher reads 32 tokens later."""
+def _hints(ids: Tensor, *, held: bool) -> Batch:
+    """Return a hint for the first half of each row's sampled tokens, which the teacher reads 32 tokens later, and a held turn in
+    the same place."""
     rows, tokens = ids.shape
-    compared = torch.arange(tokens // 2, 3 * tokens // 4).expand(rows, -1)
+    half, quarter = tokens // 2, tokens // 4
     hint = ids[:, :32]
+    width = half + quarter + hint.shape[1]
+    hinted = torch.cat([ids[:, :half], hint, ids[:, half : half + quarter]], 1)
+    parts = [(hinted, width, half, hint.shape[1])]
+    if held:
+        parts.append((torch.cat([ids[:, : half + quarter], hint], 1), half + quarter, half, 0))
+    places = torch.arange(quarter)
+    compared = len(parts) * rows
     return {
-        "ctx_teacher_input_ids": torch.cat([ids[:, : tokens // 2], hint, ids[:, tokens // 2 : 3 * tokens // 4]], 1),
-        "ctx_teacher_attention_mask": torch.ones((rows, 3 * tokens // 4 + hint.shape[1]), dtype=torch.int64),
-        "student_row": torch.arange(rows),
-        "student_response_idx": compared,
-        "teacher_response_idx": compared + hint.shape[1],
-        "sdpo_loss_mask": torch.ones(compared.shape),
-        "hint_denominator": torch.tensor(float(rows)),
+        "ctx_teacher_input_ids": torch.cat([read for read, *_ in parts]),
+        "ctx_teacher_attention_mask": torch.cat(
+            [(torch.arange(width) < length).long().expand(rows, -1) for _, length, *_ in parts]
+        ),
+        "student_row": torch.arange(rows).repeat(len(parts)),
+        "student_response_idx": torch.cat([(start + places).expand(rows, -1) for _, _, start, _ in parts]),
+        "teacher_response_idx": torch.cat([(start + later + places).expand(rows, -1) for _, _, start, later in parts]),
+        "sdpo_loss_mask": torch.ones((compared, quarter)),
+        "hint_denominator": torch.tensor(float(compared)),
     }
