@@ -27,7 +27,7 @@ from composer_replication.trainer.engines.own_server import check_server
 from composer_replication.trainer.pairs.pairs_file import file_digest, read_file
 from composer_replication.types.errors import ConfigError
 
-NO_SOURCE = "the run names neither teachers nor loss.replay.pairs, and has no loss.replay.reattempts"
+NO_SOURCE = "the run has no teachers, loss.replay.pairs or loss.replay.reattempts"
 """Why the replay channel has nothing to learn from."""
 
 

@@ -121,6 +121,8 @@ def test_what_does_not_fit_says_so(world: Any, tmp_path: Path) -> None:
         composer.train(options(world, tmp_path))
     with pytest.raises(ConfigError, match=r"curriculum\.enabled"):
         composer.train(options(world, tmp_path, env={"use": "function"}, curriculum={"enabled": True}))
+    with pytest.raises(ConfigError, match=r"loss\.replay\.reattempts carries out the calls of a rollout again"):
+        composer.train(options(world, tmp_path, loss={"replay": {"reattempts": 2}}), env=source())
     twice = source()
     twice.held_out = twice.train[:1]
     with pytest.raises(ConfigError, match="two tasks called '0'"):

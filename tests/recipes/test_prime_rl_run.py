@@ -126,7 +126,7 @@ def test_hints_that_do_not_reach_the_trainer_are_an_error_when_all_is_recorded(t
 
 def test_a_replay_channel_without_pairs_says_that_it_is_off(trained):
     _, run_dir, said = trained(replay=1.0)
-    why = "no pairs: the run names neither teachers nor loss.replay.pairs"
+    why = "no pairs: the run has no teachers, loss.replay.pairs or loss.replay.reattempts"
     assert f"other: replay is off, {why}" in said.getvalue()
     assert {e["off"]["replay"] for e in run_dir.read_events() if e.get("off")} == {why}
 

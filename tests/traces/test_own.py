@@ -60,6 +60,7 @@ def test_a_run_directory_is_read_whole(tmp_path):
         "full", 3, [TRAJECTORY, replace(TRAJECTORY, trajectory_id="3/shop/1", reward=Unscored("the box broke"))]
     )
     run.write_evaluation("full", 3, [TRAJECTORY])
+    run.write_reattempts("full", 3, [TRAJECTORY])  # its policy had read a hint, and its context has none: no trace
     run.write_traces("full", [TRAJECTORY])
     done = import_traces(tmp_path / "run", tmp_path / "out")
     assert (done.problems, done.traces, done.turns) == ([], {"composer": 4}, {"composer": 8})

@@ -269,7 +269,7 @@ def test_a_dry_run_says_what_the_run_will_do(run_file: Path) -> None:
     assert re.search(r"rollouts, evaluations and traces included +2 +6 +36 ", output)
     assert re.search(r"GiB on disk, all arms +0.00 of [\d,.]+ free", output)
     assert not (run_file.parent / "runs").exists()
-    why = "the run names neither teachers nor loss.replay.pairs"
+    why = "the run has no teachers, loss.replay.pairs or loss.replay.reattempts"
     assert f"arm main: rlvr dapo, hint on, replay off ({why}); 24 training rollouts, 0 traces" in output
     accepted("train", str(run_file), "--steps", "1", cwd=run_file.parent)
     assert "already holds a run" in refused("train", str(run_file), "--dry-run", cwd=run_file.parent, code=2)

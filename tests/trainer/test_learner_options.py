@@ -79,6 +79,7 @@ ELSEWHERE = {
             "dpo_positive_penalty",  # tests/loss/test_preferences.py
             *("traces_per_task", "agreement_threshold", "verify", "pairs_per_step", "pairs", "max_total_usd"),
             "held_turns",  # tests/trainer/test_replay.py
+            "reattempts",  # tests/trainer/test_reattempts.py
         )
     ),
     *(
