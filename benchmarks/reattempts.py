@@ -57,7 +57,7 @@ def passed(run: RunDir) -> dict[str, float]:
     """Return the share of samples that pass, by held-out task, at the last evaluation."""
     found = defaultdict(list)
     for one in run.read_evaluation("main", run.evaluations("main")[-1]):
-        found[one.task_id].append(float(one.reward == 1.0))
+        found[one.task_id].append(float(one.passed))
     return {task: statistics.fmean(each) for task, each in found.items()}
 
 

@@ -104,6 +104,6 @@ def _same_files(one: Workspace, other: Workspace) -> bool:
 def _tests(env: CodingEnv) -> tuple[frozenset[str], frozenset[str]] | None:
     """Return the ids that failed and that passed; None when the run did not finish."""
     result = env.step(ToolCall(call_id="t", name="run_tests", arguments={}))
-    if result.status not in ("ok", "tests_failed"):
+    if not result.carried_out:
         return None
     return frozenset(result.details["failed"]), frozenset(result.details["passed"])

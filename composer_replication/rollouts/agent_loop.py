@@ -20,7 +20,7 @@ that about, so it ends one rollout, without a reward, and not the run. Any other
 _LONGEST_FAULT = 1000
 """Characters of the reason that a trajectory keeps."""
 FAULTS = (SandboxError, *_BY_THE_WORKSPACE)
-"""What ends one rollout without a reward, and no other."""
+"""Exceptions that end one rollout, without a reward, and leave the others alone."""
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Required, TypedDict, TypeVar, Unpack
 
 from composer_replication.rollouts.agent_loop import RecordFields, Rollout, derive_seed
 from composer_replication.rollouts.batching import BatchingEngine
@@ -42,27 +42,43 @@ class Progress:
     sampled_tokens: int
 
 
+class RunOptions(TypedDict, total=False):
+    """How rollouts are run, whatever they are."""
+
+    engine: Required[Engine | AsyncEngine]
+    """An `AsyncEngine` is asked for every rollout by itself, an `Engine` through a `BatchingEngine`."""
+    temperature: Required[float]
+    policy_version: Required[int]
+    cohorts: int
+    """For an `Engine`: into how many parts the trajectories are split, by default 2; part of what determines the samples' last
+    bits."""
+    env_workers: int
+    """Threads for tools, tests and grades, by default 2."""
+    max_requests: int | None
+    """For an `AsyncEngine`: most turns asked for at a time (`RequestLimit`); None for no limit."""
+    on_progress: Callable[[Progress], None] | None
+    deadline_s: float | None
+    """Most seconds without any engine or env call finishing; None for no limit."""
+    timeout_s: float | None
+    """Most seconds of one rollout: its env calls, its grade and its requests to an `AsyncEngine`. Waiting for a thread, for one
+    of the `max_requests`, or for a batch does not count. A rollout that takes longer is `Unscored` and its request is aborted;
+    the others continue, and an env call of it may still run when the collection ends. None for no limit."""
+    arm: str
+    reward: Callable[[Trajectory], float] | None
+    """Called in a thread with each trajectory that could be graded; what it returns replaces the env's reward."""
+
+
 async def collect_groups(
     tasks: Sequence[TaskT],
     *,
     make_env: Callable[[TaskT], Env],
-    engine: Engine | AsyncEngine,
     renderer: ChatRenderer,
     budgets: Budgets,
     group_size: int,
     seed: int,
     step: int,
-    temperature: float,
-    policy_version: int,
-    cohorts: int = 2,
     max_rollouts: int | None = None,
-    env_workers: int = 2,
-    max_requests: int | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    deadline_s: float | None = None,
-    timeout_s: float | None = None,
-    arm: str = "",
-    reward: Callable[[Trajectory], float] | None = None,
+    **how: Unpack[RunOptions],
 ) -> list[Group]:
     """Roll out `group_size` siblings of every task and grade them; one group per task, in order.
 
@@ -70,25 +86,16 @@ async def collect_groups(
 
     Args:
         make_env: called `group_size` times per task; must be cheap. An env is used by one thread at a time.
-        engine: an `AsyncEngine` is asked for every rollout by itself, an `Engine` through a `BatchingEngine`.
         seed, step: with task id, sibling and turn they determine every draw.
-        cohorts: for an `Engine`: into how many parts the trajectories are split; part of what determines the samples' last bits.
-        max_rollouts: most trajectories that are open at a time, in whole groups; None for all. Part of the same.
-        env_workers: threads for tools, tests and grades.
-        max_requests: for an `AsyncEngine`: most turns asked for at a time (`RequestLimit`); None for no limit.
-        deadline_s: most seconds without any engine or env call finishing; None for no limit.
-        timeout_s: most seconds of one rollout: its env calls, its grade and its requests to an `AsyncEngine`. Waiting for a
-            thread, for one of the `max_requests`, or for a batch does not count. A rollout that takes longer is `Unscored`, its
-            request is aborted, and the others continue; an env call of it may still run when the collection ends. None for no
-            limit.
-
-        reward: called in a thread with each trajectory that could be graded; what it returns replaces the env's reward.
+        max_rollouts: most trajectories that are open at a time, in whole groups; None for all. It is part of what determines the
+            samples' last bits.
+        how: see `RunOptions`.
 
     Raises:
         ConfigError: the same task twice.
         StalledError: the deadline passed; it names what was waited for. Other errors of envs and engine propagate as they are.
     """
-    context_tokens = min(budgets.context_tokens, engine.context_window)
+    context_tokens = min(budgets.context_tokens, how["engine"].context_window)
     rollouts = []
     for task in tasks:
         for sibling in range(group_size):
@@ -96,21 +103,8 @@ async def collect_groups(
             base = derive_seed(seed, step, env.task_id, sibling)
             name = f"{step}/{env.task_id}/{sibling}"
             rollouts.append(Rollout(name, env, renderer, budgets, seed=base, context_tokens=context_tokens))
-    trajectories = await run_rollouts(
-        rollouts,
-        engine=engine,
-        temperature=temperature,
-        policy_version=policy_version,
-        at_once=group_size * groups_at_once(group_size, max_rollouts, len(tasks)),
-        cohorts=cohorts,
-        env_workers=env_workers,
-        max_requests=max_requests,
-        on_progress=on_progress,
-        deadline_s=deadline_s,
-        timeout_s=timeout_s,
-        arm=arm,
-        reward=reward,
-    )
+    at_once = group_size * groups_at_once(group_size, max_rollouts, len(tasks))
+    trajectories = await run_rollouts(rollouts, at_once=at_once, **how)
     task_ids = [t.task_id for t in trajectories[::group_size]]
     return [
         Group(
@@ -122,42 +116,24 @@ async def collect_groups(
     ]
 
 
-async def run_rollouts(
-    rollouts: Sequence[Rollout],
-    *,
-    engine: Engine | AsyncEngine,
-    temperature: float,
-    policy_version: int,
-    at_once: int,
-    cohorts: int = 2,
-    env_workers: int = 2,
-    max_requests: int | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    deadline_s: float | None = None,
-    timeout_s: float | None = None,
-    arm: str = "",
-    reward: Callable[[Trajectory], float] | None = None,
-) -> list[Trajectory]:
-    """Run rollouts to their records, in order; options and errors as in `collect_groups`.
-
-    Args:
-        at_once: rollouts that are open at a time.
-    """
+async def run_rollouts(rollouts: Sequence[Rollout], *, at_once: int, **how: Unpack[RunOptions]) -> list[Trajectory]:
+    """Run rollouts to their records, in order, `at_once` of them at a time. Raises as `collect_groups`."""
     if len({r.trajectory_id for r in rollouts}) < len(rollouts):
         raise ConfigError("the same task is given twice in one collection", fix="pass every task once and raise group_size")
     waves = [list(rollouts[start : start + at_once]) for start in range(0, len(rollouts), at_once)]
     names = [[rollout.trajectory_id for rollout in wave] for wave in waves]
+    engine = how["engine"]
     collection = _Collection(
-        engine=engine if isinstance(engine, AsyncEngine) else BatchingEngine(engine, names, cohorts=cohorts),
+        engine=engine if isinstance(engine, AsyncEngine) else BatchingEngine(engine, names, cohorts=how.get("cohorts", 2)),
         rollouts=list(rollouts),
         waves=waves,
-        env_threads=EnvThreads(env_workers),
-        requests=RequestLimit(max_requests),
-        record={"policy_version": policy_version, "temperature": temperature, "arm": arm},
-        on_progress=on_progress,
-        deadline_s=deadline_s,
-        timeout_s=timeout_s,
-        reward=reward,
+        env_threads=EnvThreads(how.get("env_workers", 2)),
+        requests=RequestLimit(how.get("max_requests")),
+        record={"policy_version": how["policy_version"], "temperature": how["temperature"], "arm": how.get("arm", "")},
+        on_progress=how.get("on_progress"),
+        deadline_s=how.get("deadline_s"),
+        timeout_s=how.get("timeout_s"),
+        reward=how.get("reward"),
     )
     return await collection.run()
 

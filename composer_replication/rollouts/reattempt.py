@@ -16,7 +16,8 @@ AGAIN = "again"
 
 class Reattempt(Rollout):
     """A rollout that goes on from a turn of another one. The policy reads a hint before that turn, and the record is that of an
-    attempt without one. `Unscored` where a call of an earlier turn ends otherwise than it did then.
+    attempt without one. It is `Unscored` when a call of an earlier turn does not
+    end as it did the first time.
 
     Args:
         failed: the trajectory to go on from.
@@ -50,8 +51,8 @@ class Reattempt(Rollout):
                 for call, known in zip(turn.tool_calls, turn.results, strict=False):
                     if self.env.step(call).status != known.status:
                         raise SandboxError(
-                            f"the call {call.name} ended otherwise than the first time",
-                            fix="look for what the task's tests change",
+                            f"the call {call.name} did not end as it did the first time",
+                            fix="make the task's tests and commands repeatable, or set loss.replay.reattempts = 0",
                         )
         except FAULTS as error:
             self._break(error)

@@ -50,6 +50,12 @@ def state_id(trajectory_id: str, turn: int) -> str:
     return f"{trajectory_id}#{turn}"
 
 
+def place_of(state: str) -> tuple[str, int]:
+    """Return the trajectory id and the turn of a `state_id`."""
+    trajectory_id, turn = state.rsplit("#", 1)
+    return trajectory_id, int(turn)
+
+
 def states_from_traces(traces: Iterable[Trace]) -> list[TraceState]:
     """Return one state per turn whose exact context is known, in order.
 

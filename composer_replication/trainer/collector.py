@@ -14,7 +14,7 @@ from composer_replication.config import RunConfig
 from composer_replication.envs.source import AnyTask
 from composer_replication.policy_gradient import has_signal
 from composer_replication.rollouts.agent_loop import derive_seed
-from composer_replication.rollouts.collect import Progress, collect_groups, run_rollouts
+from composer_replication.rollouts.collect import Progress, RunOptions, collect_groups, run_rollouts
 from composer_replication.rollouts.protocol import AsyncEngine, Budgets, Engine, Env
 from composer_replication.rollouts.reattempt import AGAIN, Reattempt
 from composer_replication.tasks.store import Task
@@ -268,7 +268,7 @@ class RolloutCollector:
         with self.context.terminal.phase(f"{self.arm}: {phase}", total) as shown:
             yield lambda progress: shown.advance(progress.finished - shown.done)
 
-    def _how(self, engine: Engine | AsyncEngine, version: int, report: Callable[[Progress], None]) -> dict[str, Any]:
+    def _how(self, engine: Engine | AsyncEngine, version: int, report: Callable[[Progress], None]) -> RunOptions:
         """Return the options that all rollouts of the arm have."""
         rollout = self.config.rollout
         return {

@@ -61,7 +61,7 @@ def only_useful(selected: SelectedHints, trajectories: Sequence[Trajectory], lea
 
 def _better(trajectory: Trajectory, turn: int, batch: Sequence[Trajectory]) -> list[tuple[int, ...]]:
     """Return the token ids of what the first successful sibling did in the same place; none when no sibling was there."""
-    siblings = tuple(one for one in batch if one.task_id == trajectory.task_id and one.reward == 1.0)
+    siblings = tuple(one for one in batch if one.task_id == trajectory.task_id and one.passed)
     found = (one.turn for one in better_actions(trajectory, turn, HintContext(siblings=siblings)))
     return [one.action_ids for one in found if isinstance(one, Turn) and one.action_ids][:1]
 

@@ -48,3 +48,8 @@ class ToolResult:
     `edit_not_applied`, `tests_failed`, `command_failed`, `timeout`, `out_of_memory`."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Structured evidence for detectors, e.g. `{"failed": [ids], "passed": [ids]}`."""
+
+    @property
+    def carried_out(self) -> bool:
+        """True when the call was carried out, whatever the tests said then."""
+        return self.status in ("ok", "tests_failed")

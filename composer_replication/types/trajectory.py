@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from composer_replication.types.grade import GradeReport, Reward
+from composer_replication.types.grade import GradeReport, Reward, Unscored
 from composer_replication.types.messages import Message, ToolCall, ToolResult, ToolSchema
 from composer_replication.types.routed_experts import RoutedExperts
 
@@ -82,6 +82,11 @@ class Trajectory:
     def action_start(self, turn: int) -> int:
         """Return the position of the first sampled token of turn `turn` in the whole sequence."""
         return len(self.prompt_ids) + sum(len(t.action_ids) + len(t.observation_ids) for t in self.turns[:turn])
+
+    @property
+    def passed(self) -> bool:
+        """True when it was graded and its reward is 1 or more, as pass@1 counts."""
+        return not isinstance(self.reward, Unscored) and self.reward >= 1.0
 
     def num_sampled_tokens(self) -> int:
         """Return tokens the policy sampled, all turns together."""

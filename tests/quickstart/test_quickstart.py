@@ -44,11 +44,13 @@ def test_both_arms_from_nothing_and_nothing_twice(
     assert (run_path / "report.html").stat().st_size > 50_000
 
     tasks = tmp_path / "runs" / "quick.prepared" / "tasks"
-    assert {part: len(load_tasks(tasks / part)) for part in ("train", "held_out")} == {"train": 32, "held_out": 16}
+    assert {part: len(load_tasks(tasks / part)) for part in ("train", "held_out")} == {"train": 32, "held_out": 15}, (
+        "a table of its tests' answers solves foundry's cope_mark"
+    )
     metrics = RunDir(run_path).read_metrics()
     assert [(m.arm, m.step) for m in metrics] == [(arm, step) for arm in quickstart.ARMS for step in (0, 1)]
     assert all("eval/pass_at_1" in m.values for m in metrics)
-    assert all(m.values["rollout/total"] >= 64 for m in metrics)
+    assert all(m.values["rollout/total"] >= 4 * 15 for m in metrics)
     summary = json.loads((run_path / "summary.json").read_text())
     assert "warm start" in json.dumps(summary)
 

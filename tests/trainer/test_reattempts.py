@@ -140,7 +140,7 @@ def test_an_episode_that_does_not_come_back_is_not_scored(task: Task, renderer: 
     elsewhere = replace(failed, turns=(replace(failed.turns[0], results=other), *failed.turns[1:]))
     found, engine = again(task, renderer, elsewhere, call("submit"))
     assert isinstance(found.reward, Unscored)
-    assert "search ended otherwise than the first time" in found.reward.reason
+    assert "search did not end as it did the first time" in found.reward.reason
     assert engine.asked == []
 
 

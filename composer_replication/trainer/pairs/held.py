@@ -1,7 +1,7 @@
 """The turns that the replay channel holds, and the pairs of each step.
 
-A gradient from disagreements alone moves the other turns of a trace too, until the policy no longer gets to where teachers and
-policy disagreed. So each pair brings another turn of its trace along, as the starting policy took it.
+A gradient from pairs alone moves the other turns of a trajectory too, until the policy no longer reaches the turn that the pair
+is about. So each pair brings another turn of its trajectory along, to be imitated as it was taken.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator, Sequence
 
 from composer_replication.config import RunConfig
 from composer_replication.hints import other_turns
-from composer_replication.traces.states import state_id
+from composer_replication.traces.states import place_of, state_id
 from composer_replication.types import Pair, Trajectory, Turn
 
 
@@ -34,8 +34,8 @@ def turns_to_hold(
     by_id = {trajectory.trajectory_id: trajectory for trajectory in trajectories}
     found: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for pair in pairs:
-        name, place = pair.pair_id.rsplit("#", 1)
-        found[name][int(place)] = pair.confidence
+        name, place = place_of(pair.pair_id)
+        found[name][place] = pair.confidence
     for name, known in found.items():
         trajectory = by_id[name]
         wrong = {n for n, turn in enumerate(trajectory.turns) if _failed(turn) or state_id(name, n) in disputed}
@@ -51,8 +51,7 @@ def turns_to_hold(
 
 def _failed(turn: Turn) -> bool:
     """Return whether the environment refused a call of a turn."""
-    calls = any(call.error is not None for call in turn.tool_calls)
-    return calls or any(result.status not in ("ok", "tests_failed") for result in turn.results)
+    return any(call.error is not None for call in turn.tool_calls) or not all(one.carried_out for one in turn.results)
 
 
 def pairs_of_step(pairs: Sequence[Pair], step: int, count: int) -> list[Pair]:

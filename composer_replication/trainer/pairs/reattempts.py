@@ -1,4 +1,4 @@
-"""Pairs of hinted re-attempts: what a policy does right with a hint in its context, to be done without.
+"""Pairs from hinted re-attempts: what a policy gets right with a hint, learnt so that it needs none.
 
 From the turn that went wrong on, a failed trajectory is sampled again with the hint. Where that passes the tests, the action it
 took there is imitated without the hint: rationalisation as in STaR (arXiv:2203.14465, section 3.2), at the turn that needs it.
@@ -51,7 +51,7 @@ async def reattempt(
     found = await collector.try_again(step, version, drawn)
     pairs = pairs_of_reattempts(drawn, found)
     held = turns_to_hold(pairs, found, config)
-    metrics = {"reattempt/tried": float(len(found)), "reattempt/passed": float(sum(map(_passed, found)))}
+    metrics = {"reattempt/tried": float(len(found)), "reattempt/passed": float(sum(one.passed for one in found))}
     return Reattempts(found, [*pairs, *held], metrics | {"reattempt/pairs": float(len(pairs))})
 
 
@@ -62,23 +62,23 @@ def failures_with_hints(groups: Sequence[Group], hinted: Sequence[HintedTurn]) -
         if not turn.held:
             first.setdefault(turn.trajectory_id, turn)
     trajectories = [one for group in groups for one in group.trajectories]
-    failed = [one for one in trajectories if not isinstance(one.reward, Unscored) and not _passed(one)]
+    failed = [one for one in trajectories if not isinstance(one.reward, Unscored) and not one.passed]
     return [(one, first[one.trajectory_id]) for one in failed if one.trajectory_id in first]
 
 
 def pairs_of_reattempts(failures: Sequence[tuple[Trajectory, HintedTurn]], found: Sequence[Trajectory]) -> list[Pair]:
     """Return a pair for each re-attempt that passed: its action at the hinted turn, and the one that failed there.
 
-    The same action in the same place counts once. One that repeats the failed one teaches nothing, and one of which a call failed
-    was not what made the tests pass.
+    The same action in the same place counts once. An action that repeats the failed one teaches nothing, and one whose call
+    failed is not what made the tests pass.
     """
     made: dict[tuple[tuple[int, ...], tuple[int, ...]], Pair] = {}
     for (failed, hinted), again in zip(failures, found, strict=True):
-        if not _passed(again) or len(again.turns) <= hinted.turn:
+        if not again.passed or len(again.turns) <= hinted.turn:
             continue
         turn = again.turns[hinted.turn]
         chosen = turn.action_ids
-        worked = bool(turn.results) and all(result.status in ("ok", "tests_failed") for result in turn.results)
+        worked = bool(turn.results) and all(result.carried_out for result in turn.results)
         if not worked or chosen == hinted.action_ids:
             continue
         prompt = failed.context_ids(hinted.turn)
@@ -90,7 +90,3 @@ def pairs_of_reattempts(failures: Sequence[tuple[Trajectory, HintedTurn]], found
         )
         made.setdefault((prompt, chosen), pair)
     return list(made.values())
-
-
-def _passed(trajectory: Trajectory) -> bool:
-    return not isinstance(trajectory.reward, Unscored) and trajectory.reward >= 1.0

@@ -33,6 +33,7 @@ from composer_replication.teachers import TeacherAnswer
 from composer_replication.teachers.pair_mining import scene_of
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces import states_from_trajectories
+from composer_replication.traces.states import place_of
 from composer_replication.trainer.ask_teachers import EntropyReader, ask_teachers
 from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.pairs.held import apart, turns_to_hold
@@ -75,12 +76,12 @@ async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceReco
     given = file_pairs(config, actor.renderer, actor.context_window)
     pairs = await _pairs_of_teachers(context, config, actor, scorer) if config.teachers else []
     if given is not None:
-        compared, held = apart(pairs)
-        compared = shuffled([*compared, *given.pairs], config.seed)
+        ours, held = apart(pairs)
+        compared = shuffled([*ours, *given.pairs], config.seed)
         read = compared[: config.steps * config.loss.replay.pairs_per_step]  # no step comes to the others
         context.terminal.note(f"{actor.arm}: {given}; {len(read)} of {len(compared)} pairs are read in {config.steps} steps")
-        traces = {pair.pair_id.rsplit("#", 1)[0] for pair in read}
-        pairs = [*read, *(pair for pair in held if pair.pair_id.rsplit("#", 1)[0] in traces)]
+        traces = {place_of(pair.pair_id)[0] for pair in set(ours).intersection(read)}
+        pairs = [*read, *(pair for pair in held if place_of(pair.pair_id)[0] in traces)]
     pairs = scorer.with_reference_logprobs(pairs)
     files.replace_file(_store(context, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
     return pairs
@@ -218,7 +219,7 @@ def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) ->
         if env.done:
             return "the chosen action goes on after it has submitted"
         results.append(env.step(call))
-    if any(r.status not in ("ok", "tests_failed") for r in results):
+    if not all(r.carried_out for r in results):
         return "the chosen action cannot be carried out"
     own = trajectory.turns[turn]
     if any(map(_is_decisive, calls, results)):
@@ -228,7 +229,7 @@ def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) ->
             return None
         _go_to(env, trajectory, turn + 1)
         return "the tests pass after the student's own action too" if _passes(env) else None
-    failed = not own.results or any(r.status not in ("ok", "tests_failed") for r in own.results)
+    failed = not own.results or not all(r.carried_out for r in own.results)
     return None if failed else "nothing shows that the chosen action is better"
 
 
@@ -260,11 +261,11 @@ async def _verified(
     gate = asyncio.Semaphore(context.config.rollout.env_workers)
 
     async def check(pair: DPOPair) -> str | None:
-        name, turn = pair["state_id"].rsplit("#", 1)
+        name, turn = place_of(pair["state_id"])
         env = context.make_env(by_id[name].task_id)
         async with gate:
-            message = action_message(pair["chosen"], turn=int(turn))
-            return await asyncio.to_thread(verify_pair, env, by_id[name], int(turn), message)
+            message = action_message(pair["chosen"], turn=turn)
+            return await asyncio.to_thread(verify_pair, env, by_id[name], turn, message)
 
     with context.terminal.phase("verify pairs", len(pairs)) as shown:
         verdicts = await asyncio.gather(*(check(p) for p in pairs))
@@ -286,14 +287,14 @@ def _rows(pairs: Sequence[DPOPair], answers: Sequence[TeacherAnswer], trajectori
     known = {t.trajectory_id for t in trajectories}
     rows = []
     for pair in pairs:
-        name, turn = pair["state_id"].rsplit("#", 1)
+        name, turn = place_of(pair["state_id"])
         if name in known:
             rows.append(
                 {
                     "pair_id": pair["state_id"],
                     "state_id": pair["state_id"],
                     "trajectory_id": name,
-                    "turn": int(turn),
+                    "turn": turn,
                     "chosen": pair["chosen"],
                     "rejected": pair["rejected"],
                     "votes": votes[pair["state_id"]],
