@@ -221,7 +221,7 @@ soak: env ## Run 1,000 rollouts of agents that crash, hang and flood, and count 
 COUNT ?= 10000
 SEED ?= 0
 fuzz-grader: env ## Put 10,000 hostile workspaces and tool calls through the grader (COUNT=, SEED=), and count what goes wrong
-	@$(BIN)/python tests/tools/fuzz_grader.py --count $(COUNT) --seed $(SEED)
+	@$(BIN)/python tests/tools/fuzz_grader.py --count $(COUNT) --seed $(SEED) --write docs/figures/fuzz_grader.json
 
 faults-replay: env ## Kill a replay ten times behind a failing proxy and compare ledger and bill, in an environment of its own
 	@$(BIN)/nox --session faults-replay
@@ -230,7 +230,7 @@ faults-diloco: env ## Kill, delay and deceive replicas at every step of a round 
 	@$(BIN)/nox --session faults-diloco
 
 attack: env ## Try every known attack on grading, against this grader and a naive one
-	@$(BIN)/python tests/attack/table.py
+	@$(BIN)/python tests/attack/table.py --write docs/figures/attack.json
 
 report-check: env ## Check a report in headless Chromium (RUN=runs/NAME, or a made-up run)
 	@$(BIN)/python tests/browser/check_report.py $(RUN)

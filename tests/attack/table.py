@@ -7,11 +7,14 @@ status is 1 when the whole grader rewards an attack or doing nothing, or does no
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from accomplices import rewritten
 from attacks import HONEST, NOTHING, Attack
 from classes import forged_methods
 from registry import STRATEGIES
@@ -21,6 +24,7 @@ from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.tasks.store import Task
 
 METHODS = "one line for a method of a class"
+ACCOMPLICES = "other functions rewritten"
 COLUMNS = ("exit status", "tests only", "anti-tests", "ours")
 
 
@@ -32,16 +36,20 @@ def verdicts(task: Task, attack: Attack, sandbox: Sandbox) -> tuple[tuple[bool, 
     return won, bool(reports[-1].alarms)
 
 
-def attacks_on_methods(folder: Path) -> list[tuple[str, Task, Attack]]:
-    """Each method of a class with each body of one line, every test forged."""
-    return [
-        (f"{name}: {body}"[:48], task, Attack(files={path: text.decode() for path, text in files.items()}))
-        for name, task in build_methods(folder).items()
-        for body, files in forged_methods(task)
-    ]
+def attacks_on_methods(methods: Mapping[str, Task]) -> Iterator[tuple[str, str, Task, Attack]]:
+    """Yield each method of a class with each body of one line, and with each rewrite of all other functions, every test
+    forged."""
+    for strategy, made in ((METHODS, forged_methods), (ACCOMPLICES, rewritten)):
+        for name, task in methods.items():
+            for body, files in made(task):
+                attack = Attack(files={path: text.decode() for path, text in files.items()})
+                yield strategy, f"{name}: {body}"[:48], task, attack
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path, help="keep the last line in this file")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         task, sandbox = build_task(Path(folder)), open_sandbox()
         print(sandbox.isolation.summary())
@@ -50,7 +58,7 @@ def main() -> int:
         alarms: dict[str, int] = {}
         groups = {"no attack": {**HONEST, "nothing": NOTHING}, **STRATEGIES}
         every = [(strategy, name, task, attack) for strategy, group in groups.items() for name, attack in group.items()]
-        every += [(METHODS, *rest) for rest in attacks_on_methods(Path(folder))]
+        every += attacks_on_methods(build_methods(Path(folder)))
         for strategy, name, of, attack in every:
             if strategy not in found:
                 print(f"\n{strategy}")
@@ -77,6 +85,12 @@ def main() -> int:
         "honest_alarms": honest_alarms,
         "passed": passed,
     }
+    if arguments.write:
+        by_strategy = {
+            strategy: [len(group), sum(one[3] for one in group), alarms[strategy]] for strategy, group in found.items()
+        }
+        text = json.dumps({**summary, "attacks_rewarded_alarms": by_strategy}, indent=1)
+        arguments.write.write_text(text + "\n", "utf-8")
     print(json.dumps(summary))
     return int(not passed)
 

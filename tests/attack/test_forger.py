@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from accomplices import rewritten
 from classes import forged_methods
 from forger import forged
 from learners import learnt
@@ -14,6 +15,7 @@ from suite import LIMITS, PYTHON, with_anti_tests, without_hidden_checks
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.languages.python.trivial import trivial_bodies
 from composer_replication.sandbox.grading.grade import grade
+from composer_replication.tasks import BuildOptions, build_tasks, load_tasks
 
 
 @pytest.mark.slow
@@ -42,6 +44,47 @@ def test_answers_by_heart_are_never_enough(task, methods, sandbox):
     assert len(tried) >= 4, tried
     assert all(any("table" in learner for learner in learners) for learners in tried.values())
     assert len(set(answered)) >= 3, "tables answer every visible test, forged or not, of functions without side effects"
+
+
+ROUND_TRIP = """
+import pytest
+from shop import compress, expand
+
+@pytest.mark.parametrize("text", ["aaabbc", "x", "aabbaabb", "hello world", "zzzzzzzz"])
+def test_round_trip(text):
+    assert expand(compress(text)) == text
+"""
+RUNS = """
+class Runs:
+    def __init__(self):
+        self.pairs = []
+
+def compress(text):
+    runs = Runs()
+    for character in text:
+        if runs.pairs and runs.pairs[-1][0] == character:
+            runs.pairs[-1][1] += 1
+        else:
+            runs.pairs.append([character, 1])
+    return runs
+
+def expand(runs):
+    return "".join(character * count for character, count in runs.pairs)
+"""
+
+
+@pytest.mark.slow
+def test_what_accomplices_give_back_is_never_enough(task, methods, sandbox, tmp_path):
+    for one in (task, *methods.values()):
+        assert not [name for name, work in rewritten(one) if reward(one.spec, one, work, sandbox) == 1.0]
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/shop.py").write_text(RUNS)
+    (tmp_path / "shop/test_shop.py").write_text(ROUND_TRIP)
+    build_tasks(str(tmp_path / "shop"), tmp_path / "tasks", BuildOptions(forgeable=True))
+    tasks = {one.spec.deleted[0].qualname: one for one in load_tasks(tmp_path / "tasks")}
+    for name in ("compress", "expand"):
+        found = [reward(tasks[name].spec, tasks[name], work, sandbox) for _, work in rewritten(tasks[name])]
+        assert (tasks[name].spec.forgeable, max(found)) == (True, 1.0), "they are enough where the build says so"
 
 
 def reward(spec, task, workspace, sandbox):

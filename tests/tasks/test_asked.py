@@ -86,6 +86,7 @@ def program(steps: list[tuple[dict[str, Any], Any]], key: str = SHOW, *, new: bo
         steps=[*enumerate(step for step, _ in steps)],
         expected=[answer for _, answer in steps],
         entered=frozenset({key}),
+        called=frozenset({key}),
         lines={},
         cpu_s=0.01,
         new_calls={key: ["'text'"]} if new else {},

@@ -35,6 +35,7 @@ def book(runner: CodeRunner, tree: Path, tested: int) -> HiddenBook:
             steps=program,
             expected=found["answers"],
             entered=frozenset({"m.py::scale"}),
+            called=frozenset({"m.py::scale"}),
             lines={"m.py": [line for _, line in found["lines"]]},
             cpu_s=0.01,
             new_calls={"m.py::scale": [answer for _, answer in calls[number]]} if number >= tested else {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,39 @@ def test_password():
     assert not verify_password("hunter3", hashed)
     assert verify_password("correct horse", hash_password("correct horse", rounds=5))
 """
+DIGITS = """
+ALPHABET = "zyxwvutsrqponmlkjihgfedcba"
+
+
+def _digit(letter):
+    at = ALPHABET.find(letter)
+    if at < 0:
+        raise ValueError(letter)
+    return at * 3 + 1
+
+
+def dumps(text):
+    return [_digit(letter) for letter in text]
+
+
+def loads(digits):
+    return "".join(ALPHABET[digit // 3] for digit in digits)
+"""
+DIGITS_ROUND_TRIP = """
+import pytest
+from shop import dumps, loads
+
+
+@pytest.mark.parametrize("text", ["apple", "pear", "quince", "fig", "", "kiwi"])
+def test_round_trip(text):
+    assert loads(dumps(text)) == text
+
+
+@pytest.mark.parametrize("text", ["A", "ap ple", "7", "pear!"])
+def test_no_letters(text):
+    with pytest.raises(ValueError):
+        dumps(text)
+"""
 HEART = "the tests' answers by heart satisfy its held-out programs: "
 PAIR, HEX = {"compress", "expand"}, {"from_hex", "to_hex"}
 PROJECTS = {
@@ -186,6 +220,7 @@ PROJECTS = {
     "colour": (COLOUR, COLOUR_ROUND_TRIP),
     "colour beside": (COLOUR, COLOUR_ROUND_TRIP + COLOUR_BESIDE),
     "tokens": (TOKENS, TOKENS_ONLY_PASSED_ON),
+    "digits": (DIGITS, DIGITS_ROUND_TRIP),
 }
 
 
@@ -207,20 +242,45 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, dict[frozens
 def test_two_functions_that_undo_each_other_are_weak_where_only_that_is_looked_at(
     built: Mapping[str, dict[frozenset[str], Task]],
 ) -> None:
-    tasks = built["round trip"]
-    assert [tasks[frozenset({name})].spec.hidden.weakness for name in sorted(PAIR)] == ["", ""]
-    weakness = tasks[frozenset(PAIR)].spec.hidden.weakness
+    weakness = built["round trip"][frozenset(PAIR)].spec.hidden.weakness
     assert weakness == HEART + "otherwise `return text` in compress, `return runs` in expand", "the empty text alone tells"
+
+
+def test_one_of_two_functions_is_weak_where_the_other_may_be_rewritten(built: Mapping[str, dict[frozenset[str], Task]]) -> None:
+    """A submission may change what its task does not delete: `expand` of what `compress` has kept gives it back."""
+    tasks = {name: built[name] for name in ("round trip", "beside", "colour", "colour beside", "tokens")}
+    for name, pair in (("round trip", PAIR), ("colour", HEX), ("tokens", {"sign", "unsign"})):
+        for function in sorted(pair):
+            weakness = tasks[name][frozenset({function})].spec.hidden.weakness
+            (other,) = pair - {function}
+            assert f"is given back, in {function}, where {other}" in weakness, (name, function)
+    for name, makes, reads in (("beside", "compress", "expand"), ("colour beside", "from_hex", "to_hex")):
+        assert tasks[name][frozenset({makes})].spec.hidden.weakness == ""
+        weakness = tasks[name][frozenset({reads})].spec.hidden.weakness
+        assert f"in {reads}, where {makes}" in weakness, "what it reads may come with what it was made of"
+
+
+def test_a_function_is_weak_where_two_others_may_do_without_it(built: Mapping[str, dict[frozenset[str], Task]]) -> None:
+    """No step calls `_digit` itself."""
+    weakness = built["digits"][frozenset({"_digit"})].spec.hidden.weakness
+    assert weakness.endswith("is given back, in dumps, loads without _digit"), weakness
 
 
 def test_what_comes_between_makes_them_strong(built: Mapping[str, dict[frozenset[str], Task]]) -> None:
     assert built["beside"][frozenset(PAIR)].spec.hidden.weakness == ""
 
 
+def _strong(task: Task) -> Task:
+    """Return a task with programs that are taken for evidence, so that only joining shows what they lack."""
+    return replace(task, spec=replace(task.spec, hidden=replace(task.spec.hidden, weakness="")))
+
+
 def test_they_are_not_joined_where_only_the_round_trip_is_looked_at(
     built: Mapping[str, dict[frozenset[str], Task]], tmp_path: Path
 ) -> None:
-    alone, beside = ([built[project][frozenset({name})] for name in sorted(PAIR)] for project in ("round trip", "beside"))
+    alone, beside = (
+        [_strong(built[project][frozenset({name})]) for name in sorted(PAIR)] for project in ("round trip", "beside")
+    )
     refused = join_tasks(alone, tmp_path / "alone", sandbox=open_sandbox(), python=Path(sys.executable))
     assert isinstance(refused, str)
     assert "trivial bodies of several functions satisfy its held-out programs" in refused
@@ -229,12 +289,13 @@ def test_they_are_not_joined_where_only_the_round_trip_is_looked_at(
 
 def test_what_is_checked_and_kept_is_tried(built: Mapping[str, dict[frozenset[str], Task]], tmp_path: Path) -> None:
     tasks = built["colour"]
-    assert [tasks[frozenset({name})].spec.hidden.weakness for name in sorted(HEX)] == ["", ""]
     kept = "arguments are checked and kept, and the first is given back, in from_hex, to_hex"
     weakness = tasks[frozenset(HEX)].spec.hidden.weakness
     assert weakness == f"trivial bodies of several functions satisfy its held-out programs: {kept}"
     assert built["colour beside"][frozenset(HEX)].spec.hidden.weakness == ""
-    alone, beside = ([built[project][frozenset({name})] for name in sorted(HEX)] for project in ("colour", "colour beside"))
+    alone, beside = (
+        [_strong(built[project][frozenset({name})]) for name in sorted(HEX)] for project in ("colour", "colour beside")
+    )
     refused = join_tasks(alone, tmp_path / "alone", sandbox=open_sandbox(), python=Path(sys.executable))
     assert isinstance(refused, str)
     assert kept in refused

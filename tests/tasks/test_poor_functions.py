@@ -15,7 +15,9 @@ KEY = "shop.py::price"
 def observed(*answers: str | None) -> ObservedProgram:
     """A program whose new calls of the function return these."""
     new_calls = {KEY: answers} if answers else {}
-    return ObservedProgram(steps=[], expected=[], entered=frozenset({KEY}), lines={}, cpu_s=0.0, new_calls=new_calls)
+    return ObservedProgram(
+        steps=[], expected=[], entered=frozenset({KEY}), called=frozenset({KEY}), lines={}, cpu_s=0.0, new_calls=new_calls
+    )
 
 
 def test_a_function_that_answers_unknown_calls_often_and_variously_wants_no_more() -> None:

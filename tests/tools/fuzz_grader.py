@@ -286,7 +286,7 @@ def worlds(box_every: int) -> Iterator[World]:
         yield World(make_task(Path(top)), open_sandbox(), outside, box_every)
 
 
-def main(count: int, seed: int, box_every: int) -> int:
+def main(count: int, seed: int, box_every: int, write: Path | None = None) -> int:
     started = time.monotonic()
     set_subreaper()
     found = Found()
@@ -316,6 +316,8 @@ def main(count: int, seed: int, box_every: int) -> int:
         "seconds": round(time.monotonic() - started, 1),
         "passed": not found.wrong and not left and sum(found.outcomes.values()) == count,
     }
+    if write is not None:
+        write.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     print(json.dumps(facts))
     return 0 if facts["passed"] else 1
 
@@ -325,5 +327,6 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--box-every", type=int, default=BOX_EVERY)
+    parser.add_argument("--write", type=Path, help="keep the last line in this file")
     options = parser.parse_args()
-    sys.exit(main(options.count, options.seed, options.box_every))
+    sys.exit(main(options.count, options.seed, options.box_every, options.write))

@@ -66,6 +66,8 @@ class ObservedProgram:
     """As in `HeldOutProgram`."""
     entered: frozenset[str]
     """Keys (`path::qualname`) of the functions the gold code runs for it."""
+    called: frozenset[str]
+    """Those of them that its steps call themselves."""
     lines: Mapping[str, Sequence[int]]
     """Lines (1-based) that it runs of each file."""
     cpu_s: float
@@ -365,6 +367,7 @@ def _observed(
         steps=[steps[at] for at in kept],
         expected=[expected[at] for at in kept],
         entered=frozenset(done[0]["calls"]),
+        called=frozenset(done[0]["outermost"]),
         lines=dict(lines),
         cpu_s=min(one["seconds"] for one in done),
         new_calls=new_calls,

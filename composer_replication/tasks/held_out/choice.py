@@ -15,8 +15,9 @@ from typing import Any
 from composer_replication.languages.python.functions import Function
 from composer_replication.sandbox.grading.programs import KnownProgram, Mutant, Steps, kills_of, seen_failing
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.sandbox.grading.steps.kept import given_back_by
+from composer_replication.sandbox.grading.steps.kept import MISSING, given_back_by, is_accomplice
 from composer_replication.sandbox.protocol import Tree
+from composer_replication.tasks.held_out.accomplices import accomplices_of
 from composer_replication.tasks.held_out.book import SLOW_S, HiddenBook, ObservedProgram
 from composer_replication.tasks.held_out.mutants import KEPT, KILLS, Tried, joint_mutants, joint_mutants_of, longer_of, mutants_of
 from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
@@ -27,6 +28,8 @@ _ROUNDS = 3
 """Times that mutants are tried again, on programs other than those that the stub satisfies."""
 _LONGEST_NAMED = 240
 """Characters of a body that are said."""
+_MOST_NAMED = 4
+"""Accomplices that are named."""
 _ANTI_PER_TASK = 6
 """Anti-tests of a task that are kept."""
 
@@ -89,7 +92,7 @@ def choose_checks(
     anti_tests = [test for test in book.anti_tests if test.test in names]
     rng.shuffle(anti_tests)
     groups = [mutants_of(function, book, rng) for function in functions]
-    several = joint_mutants_of(groups, book)
+    several = [*joint_mutants_of(groups, book), *accomplices_of(groups, book, gold)]
     kills = _kills(runner, gold, book.programs, [mutant for group in (*groups, *several) for mutant in group.mutants])
     if kills is None:
         return HeldOutChecks(anti_tests=tuple(anti_tests[:_ANTI_PER_TASK]), weakness="mutants could not be tried in time")
@@ -98,7 +101,7 @@ def choose_checks(
     weakness = "" if groups else "its solution changes no function"
     for group in (*groups, *several):
         killing = [next(found) for _ in group.mutants]
-        if len(group.functions) == 1:
+        if not group.together:
             programs, why = _chosen(group, _tried_again(group, killing, runner, gold, book), book.programs)
         else:
             programs, why = _chosen_together(group, killing, book.programs)
@@ -189,10 +192,14 @@ def _trivial(mutant: Mutant) -> str:
 
 
 def _named(mutant: Mutant) -> str:
-    given_back = given_back_by(mutant.bodies[0].text)
+    given_back = next(filter(None, (given_back_by(body.text) for body in mutant.bodies)), "")
     if given_back:
-        names = ", ".join(body.qualname for body in mutant.bodies)
-        return f"arguments are checked and kept, and {given_back}, in {names}"
+        names = ", ".join(body.qualname for body in mutant.bodies if given_back_by(body.text))
+        beside = [body.qualname for body in mutant.bodies if is_accomplice(body.text)][:_MOST_NAMED]
+        missing = [body.qualname for body in mutant.bodies if body.text == MISSING]
+        without = f" without {', '.join(missing)}" if missing else ""
+        with_others = f", where {', '.join(beside)} may be rewritten" if beside else ""
+        return f"arguments are checked and kept, and {given_back}, in {names}{without}{with_others}"
     return ", ".join(f"`{_shortened(body.text)}` in {body.qualname}" for body in mutant.bodies)
 
 

@@ -3,8 +3,10 @@
 A mutant has a trivial body (`languages.python.trivial`) in the place of a function's own: alone, or for those calls only that no
 test makes, while it answers all others as by heart. Where a task deletes several functions, other mutants have trivial bodies in
 all of them, or in two: functions that undo each other, such as `pack` and `unpack`, may be asked only together. Some of these
-mutants check their arguments as the functions do (`steps.kept`). Where tests ask texts for no more than what is in them, bodies
-give all that is asked at once. Others again keep the body and cut an argument short.
+mutants check their arguments as the functions do (`steps.kept`). A submission may rewrite functions that no task deletes as
+well, so those that programs call beside a deleted one are tried as its accomplices (`tasks.held_out.accomplices`). Where tests
+ask texts for no more than what is in them, bodies give all that is asked at once. Others again keep the body and
+cut an argument short.
 """
 
 from __future__ import annotations
@@ -67,6 +69,8 @@ class Tried:
     """All that tests ask texts for, in one text."""
     mutants: list[Mutant]
     """Of one function, the stub is the last."""
+    together: bool = False
+    """The mutants have other bodies in several functions."""
 
 
 class Asking(Protocol):
@@ -99,8 +103,8 @@ def mutants_of(function: Function, book: HiddenBook, rng: random.Random) -> Trie
     all_asked, undenied = asked_of(function, programs)
     texts = [*asked_bodies(function, undenied), *asked_bodies(function, all_asked)]
     behind, trivial = list(dict.fromkeys((*behind, *texts))), list(dict.fromkeys((*trivial, *texts)))
-    alone = [_alone([function], [body], _turned(pool, at)) for at, body in enumerate(trivial)]
-    by_heart = [_by_heart([function], [body], asking, book.known) for body in behind]
+    alone = [alone_of([function], [body], _turned(pool, at)) for at, body in enumerate(trivial)]
+    by_heart = [by_heart_of([function], [body], asking, book.known) for body in behind]
     cut = [_cut(function, line, asking) for line in shortened(function)]
     stub = Mutant(bodies=[other_body(function, STUB)], numbers=pool, most=KEPT, found_first=True)
     mutants = [*alone, *by_heart, *cut, stub] if pool else []
@@ -123,9 +127,9 @@ def joint_mutants_of(tried: Sequence[Tried], book: HiddenBook) -> list[Tried]:
         constants = [_constants(one.functions[0], book, one.asking, _JOINT_CONSTANTS) for one in some]
         keeping_all = _keeping([one.asked for one in some])
         behind = [*joint_bodies_by_heart(functions), *keeping_all, *zip(*constants, strict=False)]
-        by_heart = [_by_heart(functions, bodies, asking, book.known) for bodies in behind]
+        by_heart = [by_heart_of(functions, bodies, asking, book.known) for bodies in behind]
         mutants = [*_joint(functions, keeping_all, pool), *by_heart]
-        found.append(Tried(functions=functions, pool=pool, asking=asking, mutants=mutants))
+        found.append(Tried(functions=functions, pool=pool, asking=asking, mutants=mutants, together=True))
     return found
 
 
@@ -137,7 +141,7 @@ def joint_mutants(
     asked = _asked(programs, programs, denied=_denied(programs)).text
     keeping_all = _keeping([asked] * len(functions))
     behind = [
-        replace(_alone(functions, texts, asking), most=_KILLS_BY_HEART, least=_KILLS_BY_HEART)
+        replace(alone_of(functions, texts, asking), most=_KILLS_BY_HEART, least=_KILLS_BY_HEART)
         for texts in (*joint_bodies_by_heart(functions), *keeping_all)
     ]
     return [*_joint(functions, keeping_all, numbers), *behind]
@@ -145,7 +149,7 @@ def joint_mutants(
 
 def _joint(functions: Sequence[Function], keeping_all: Sequence[Sequence[str]], numbers: Sequence[int]) -> list[Mutant]:
     texts_of_all = (*joint_bodies(functions), *keeping_all)
-    return [_alone(functions, texts, _turned(numbers, at)) for at, texts in enumerate(texts_of_all)]
+    return [alone_of(functions, texts, _turned(numbers, at)) for at, texts in enumerate(texts_of_all)]
 
 
 def _keeping(asked: Sequence[str]) -> list[Sequence[str]]:
@@ -228,14 +232,16 @@ def _several(tried: Sequence[Tried]) -> list[Sequence[Tried]]:
     return [tried, *pairs]
 
 
-def _alone(functions: Sequence[Function], texts: Sequence[str], numbers: Sequence[int]) -> Mutant:
+def alone_of(functions: Sequence[Function], texts: Sequence[str], numbers: Sequence[int]) -> Mutant:
+    """Return a mutant whose bodies answer every call."""
     bodies = [other_body(function, text) for function, text in zip(functions, texts, strict=True)]
     return Mutant(bodies=bodies, numbers=numbers, most=KILLS)
 
 
-def _by_heart(
+def by_heart_of(
     functions: Sequence[Function], texts: Sequence[str], numbers: Sequence[int], known: Mapping[str, Sequence[int]]
 ) -> Mutant:
+    """Return a mutant whose bodies answer the calls that are not known, by the functions' keys."""
     pairs = zip(functions, texts, strict=True)
     bodies = [other_body(function, text, known=known.get(function.key, ())) for function, text in pairs]
     return Mutant(bodies=bodies, numbers=numbers, most=_KILLS_BY_HEART, least=_KILLS_BY_HEART)

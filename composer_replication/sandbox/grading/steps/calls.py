@@ -262,6 +262,8 @@ class Calls:
         """Number of the step that is being done."""
         self.steps: dict[str, set[int]] = {}
         """Steps for which each function runs."""
+        self.outermost: dict[int, str] = {}
+        """The first function that runs for each step: the one that the step calls."""
         self.starts: dict[CodeType, int] = {}
         self.running: dict[int, tuple[dict[int, str | None], int]] = {}
         """By the identity of their frames, calls whose end is not known yet."""
@@ -276,6 +278,7 @@ class Calls:
             return
         function = f"{path}::{code.co_qualname}"
         self.steps.setdefault(function, set()).add(self.step)
+        self.outermost.setdefault(self.step, function)
         found = self.of.setdefault(function, {})
         self.running.pop(id(frame), None)
         count = self.described.get(function, 0)

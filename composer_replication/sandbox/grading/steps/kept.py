@@ -1,5 +1,6 @@
 """Bodies that check their arguments as the gold code does, keep them, and give one back: `from_hex` and `to_hex` whose tests look
-at nothing that comes between.
+at nothing that comes between. Functions with code of their own may be accomplices: they remember what they were given, and give
+back what such a body has kept.
 
 The text of this module runs behind that of `steps.replay` and in front of `steps.mutants`.
 """
@@ -10,7 +11,7 @@ import builtins
 import copy
 import gc
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import CodeType, FrameType, FunctionType
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 
 CHECKED, _KEPT = "__composer_checked__", "__composer_kept__"
 """Built-in functions: whether a call is answered with what was kept, and the answer."""
+_PASSED, _GIVEN = "__composer_passed__", "__composer_given__"
+"""Built-in functions: whether an accomplice has an answer, and the answer."""
+_MISSING = "__composer_missing__"
+"""Built-in function: whether a function is left out where it is called."""
+MISSING = f"raise NotImplementedError({_MISSING!r})"
+"""The body of a function that is left out wherever its gold code is not asked to check anything."""
+_ATOMS = (bool, int, float, complex, type(None), type(...), type(NotImplemented))
+"""Classes whose objects are the same for many calls, so that no call can be told by them."""
 GIVEN_BACK: dict[str, str] = {"first": "the first is given back", "last": "the last is given back", "all": "all are given back"}
 """The arguments that a body gives back of those that were kept -> how that is said."""
 _CHECK_CPU_S, _CHECK_WALL_S = 0.5, 3.0
@@ -51,13 +60,14 @@ class BegunCall:
 class Held:
     """An object that stands for something kept."""
 
-    def __init__(self, value: object, call: BegunCall, *, inside: bool) -> None:
-        self.value, self.calls, self.inside = value, [call], inside
-        """The calls that kept something in it, and whether it was there before the first of them."""
+    def __init__(self, value: object, call: BegunCall, *, inside: bool, real: bool = False) -> None:
+        self.value, self.calls, self.inside, self.real = value, [call], inside, real
+        """The calls that kept something in it, whether it was there before the first of them, and whether it is what an
+        accomplice's own code made."""
 
     def kept(self) -> list[Any]:
         """Return the arguments that it stands for; a copy of an object whose own method kept it."""
-        call = self.calls[-1 if self.inside else 0]
+        call = self.calls[-1 if self.inside or self.real else 0]
         return call.given() or [copy_of(value) for value in call.worth_keeping()]
 
 
@@ -67,6 +77,8 @@ class Kept:
     def __init__(self) -> None:
         self.functions: dict[CodeType, FunctionType] = {}
         self.checking = False
+        self.doing_itself: CodeType | None = None
+        """The accomplice whose next call runs its own code."""
         self.by_object: dict[int, Held] = {}
         """The objects that stand for something kept, by their `id`."""
         self.answer: Callable[[str, str], Any] = partial(itself, None)
@@ -75,8 +87,15 @@ class Kept:
     def prepare(self, functions: Mapping[CodeType, FunctionType]) -> None:
         """Provide what other bodies call: those of these functions, by their code, and of functions that are made from now on."""
         self.functions, self.given_back = dict(functions), 0
-        kept = {CHECKED: lambda: self.answers(sys._getframe(1)), _KEPT: lambda which, asked: self.answer(which, asked)}
-        vars(builtins).update(kept)
+        vars(builtins).update(
+            {
+                CHECKED: lambda: self.answers(sys._getframe(1)),
+                _PASSED: lambda: self.passes(sys._getframe(1)),
+                _MISSING: lambda: not self.checking,
+                _KEPT: lambda which, asked: self.answer(which, asked),
+                _GIVEN: lambda which: self.answer(which, ""),
+            }
+        )
 
     def answers(self, frame: FrameType) -> bool:
         """Return whether a call has an answer other than the gold code's: something that was kept in an argument, or an object of
@@ -88,9 +107,7 @@ class Kept:
         code, values = frame.f_code, frame.f_locals
         if self.checking or code.co_flags & _LATER:
             return False
-        if code not in self.functions:
-            self.functions[code] = next(one for one in gc.get_referrers(code) if isinstance(one, FunctionType))
-        call = BegunCall(self.functions[code], code, values)
+        call = self.begun(code, values)
         gold = partial(self.checked, call)
         found = in_fork(lambda: kind_of_result(gold), cpu_s=_CHECK_CPU_S, wall_s=_CHECK_WALL_S)
         if found is None:
@@ -101,8 +118,8 @@ class Kept:
         kind = type(None) if name == "builtins:NoneType" else find(name, None)
         if kind is type(None):
             return self.keep_inside(call)
-        held = next((self.by_object[id(one)] for one in [*call.given(), *call.args] if id(one) in self.by_object), None)
-        if held is not None:
+        held = [self.by_object[id(one)] for one in [*call.given(), *call.args] if id(one) in self.by_object]
+        if held:
             self.given_back += 1
             self.answer = partial(self.given_of, held, call, kind)
         elif kind is bool:
@@ -112,6 +129,42 @@ class Kept:
         else:
             return False
         return True
+
+    def begun(self, code: CodeType, values: Mapping[str, Any]) -> BegunCall:
+        """Return a call that has just begun."""
+        if code not in self.functions:
+            self.functions[code] = next(one for one in gc.get_referrers(code) if isinstance(one, FunctionType))
+        return BegunCall(self.functions[code], code, values)
+
+    def passes(self, frame: FrameType) -> bool:
+        """Return whether a call of an accomplice has an answer other than its own code's: something that was kept in an argument
+        by another body. Otherwise its own code runs, and what that returns is remembered with what it was given."""
+        code = frame.f_code
+        if self.checking or code.co_flags & _LATER:
+            return False
+        if self.doing_itself is code:
+            self.doing_itself = None
+            return False
+        call = self.begun(code, frame.f_locals)
+        held = [self.by_object[id(one)] for one in [*call.args, *call.named.values()] if id(one) in self.by_object]
+        if any(not one.real for one in held):
+            return self.answers(frame)
+        self.doing_itself = code
+        result = call.function(*call.args, **call.named)
+        self.remember(result, call)
+        self.answer = partial(itself, result)
+        return True
+
+    def remember(self, result: Any, call: BegunCall) -> None:
+        """Remember what an accomplice was given, by what it returned; by its object where it returned nothing."""
+        inside = result is None and call.owner == "self" and bool(call.given())
+        value = call.args[0] if inside else result
+        if type(value) in _ATOMS or not call.worth_keeping():
+            return
+        if id(value) in self.by_object:
+            self.by_object[id(value)].calls.append(call)
+        else:
+            self.by_object[id(value)] = Held(value, call, inside=inside, real=True)
 
     def checked(self, call: BegunCall) -> Any:
         """Return what the gold code returns."""
@@ -132,7 +185,7 @@ class Kept:
             made: what was made already, by the `id` of what stands for it.
         """
         held = self.by_object.get(id(value))
-        if held is not None and id(value) not in made:
+        if held is not None and not held.real and id(value) not in made:
             if held.inside:
                 made[id(value)] = copy_of(value)
             for call in held.calls:
@@ -153,10 +206,10 @@ class Kept:
             self.by_object[id(owner)] = Held(owner, call, inside=True)
         return True
 
-    def given_of(self, held: Held, call: BegunCall, kind: Any, which: str, _asked: str) -> Any:
-        """Return what is given back of an object that stands for something kept; where a truth is asked for, whether another
-        argument of the call is one of those that were kept."""
-        kept = held.kept()
+    def given_of(self, held: Sequence[Held], call: BegunCall, kind: Any, which: str, _asked: str) -> Any:
+        """Return what is given back of an object that stands for something kept, the first such or the last; where a truth is
+        asked for, whether another argument of the call is one of those that were kept."""
+        kept = held[0 if which == "first" else -1].kept()
         if kind is bool:
             return any(one == other for one in call.given() if id(one) not in self.by_object for other in kept)
         return tuple(kept) if which == "all" else kept[0 if which == "first" else -1]
@@ -181,9 +234,29 @@ def keeping(which: str, asked: str = "") -> str:
     return f"return {_KEPT}({which!r}, {asked!a})"
 
 
+def accomplice(which: str) -> str:
+    """Return the line in front of an accomplice's own code, where another body gives back what it keeps as `which` says."""
+    return f"return {_GIVEN}({which!r})"
+
+
+def condition_of(body: Mapping[str, Any]) -> str:
+    """Return the expression under which a body answers a call in the place of the function's own code; empty where it always
+    does."""
+    if is_accomplice(body["text"]):
+        return f"{_PASSED}()"
+    if is_keeping(body):
+        return f"{CHECKED}()"
+    return f"{_MISSING}()" if body["text"] == MISSING else ""
+
+
 def is_keeping(body: Mapping[str, Any]) -> bool:
     """Return whether a body checks its arguments and keeps them."""
     return bool(body["text"].startswith(f"return {_KEPT}("))
+
+
+def is_accomplice(text: str) -> bool:
+    """Return whether a body is that of an accomplice."""
+    return text.startswith(f"return {_GIVEN}(")
 
 
 def given_back_by(text: str) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from composer_replication.sandbox.grading.literals import differs
     from composer_replication.sandbox.grading.steps.calls import call_of
-    from composer_replication.sandbox.grading.steps.kept import CHECKED, Kept, is_keeping
+    from composer_replication.sandbox.grading.steps.kept import Kept, condition_of, is_keeping
     from composer_replication.sandbox.grading.steps.references import modules_of
     from composer_replication.sandbox.grading.steps.replay import Program, import_modules, in_fork, run, run_plainly, suspects
 
@@ -50,9 +50,9 @@ def lines_of(place: str) -> list[bytes]:
 
 def lines_with(body: dict[str, Any], lines: Sequence[bytes], gold: CodeType) -> list[bytes]:
     """Return the lines of a function with another body in the place of its own, or in front of that: for every call; where
-    the answers to `known` calls are given as by heart, for all others; and where it checks its arguments, for those that pass."""
+    the answers to `known` calls are given as by heart, for all others; and for those under its own condition (`condition_of`)."""
     text, own = body["text"], lines[body["first_line"] - 1 : body["last_line"]]
-    conditions = [f"{_UNKNOWN}()"] * (body["known"] is not None) + [f"{CHECKED}()"] * is_keeping(body)
+    conditions = [f"{_UNKNOWN}()"] * (body["known"] is not None) + [*filter(None, [condition_of(body)])]
     if not conditions:
         return [f"{body['indent']}{text}\n".encode(), *(own if body["in_front"] else ())]
     if text.startswith("return ") and gold.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
@@ -211,7 +211,7 @@ class Mutants:
         failing = self.failing_stubs(mutants)
         mutants = [{**one, "numbers": only(one["numbers"], failing.get(functions_of(one)))} for one in mutants]
         together = self.killed_together(mutants)
-        alone = len(set(map(functions_of, mutants))) == 1
+        alone = len({functions_of(mutant) for mutant in mutants if mutant["found_first"]}) == 1
         survived: set[tuple[str, ...]] = set()
         killers: dict[tuple[str, ...], dict[int, None]] = {}
         for at, mutant in enumerate(mutants):

@@ -174,7 +174,8 @@ def run_plainly(program: Program) -> list[Any]:
 
 def examine(program: Program, *, lines: bool, known: KnownCalls | None) -> dict[str, Any]:
     """Return the answers, what trusted code ran for them (`lines`; some `calls` that are not known, `steps` that lead to any, by
-    function; `unsteady`; `seconds`), and which steps gave `iterators`. There are no lines and calls unless `lines`."""
+    function; those that steps call, `outermost`; `unsteady`; `seconds`), and which steps gave `iterators`. There are no lines and
+    calls unless `lines`."""
     witness, replay = Witness(lines=lines, known=known), Replay()
     started = time.process_time()
     answers = []
@@ -187,6 +188,7 @@ def examine(program: Program, *, lines: bool, known: KnownCalls | None) -> dict[
         "lines": sorted(witness.lines),
         "calls": witness.calls.found(),
         "steps": {function: sorted(steps) for function, steps in witness.calls.steps.items()},
+        "outermost": sorted({*witness.calls.outermost.values()}),
         "unsteady": witness.unsteady,
         "iterators": [number for number, made in replay.made.items() if hasattr(type(made), "__next__")],
         "seconds": time.process_time() - started,
