@@ -23,7 +23,16 @@ from composer_replication.types.errors import SandboxError, SandboxUnavailableEr
 ISOLATING = available()
 BY_NAME = {probe.name: probe for probe in PROBES}
 WORK_UNCONFINED = {"network", "host files", "host writes", "/proc", "signals", "watcher", "neighbour"}
-WORK_UNCONFINED |= {"sockets", "kernel", "file handles", "terminal", "shared files"}
+WORK_UNCONFINED |= {
+    "sockets",
+    "kernel",
+    "file handles",
+    "terminal",
+    "shared files",
+    "system calls",
+    "software",
+    "software's names",
+}
 """What a plain subprocess gets away with as any user; limits hold there too, and what it leaves running is killed."""
 if os.geteuid() == 0:
     WORK_UNCONFINED |= {"ptrace", "capabilities", "mount"}

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 from system_calls import FOREIGN, REFUSALS, WORKS
 
-from composer_replication.sandbox import Command, Tree
+from composer_replication.sandbox import Command, Isolation, Tree
 from composer_replication.sandbox.backends import landlock, seccomp
 from composer_replication.sandbox.backends.bpf import Step, answer, assemble, if_any_bit, if_at_least, if_equal, load
 from composer_replication.sandbox.backends.syscalls import MACHINES, METADATA, NUMBERS, OTHERS_OF_THE_USER, REFUSED, number_of
+from composer_replication.sandbox.doctor.refused_calls import refused_calls
 
 OWN = 4000
 """An error that no call of the kernel gives: only the filter can have said it."""
@@ -162,6 +163,30 @@ def test_a_process_without_a_user_of_its_own_changes_no_other(machine, monkeypat
             assert {said(name, pid) for pid in (1, 4711, 0xFFFFFFFF)} == {refused}, name
         assert {said(name, which, 0) for name in ("setpriority", "ioprio_set") for which in (0, 1, 2, 3)} == {refused}
         assert said("socket", 1) == ERROR | errno.EPERM
+    landlock.box_filter.cache_clear()
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("kind", ["every kind", "landlock with a user per box", "landlock"])
+def test_the_doctor_tries_every_rule(machine, kind, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    landlock.box_filter.cache_clear()
+    missing = ("file modes and times (calls that change them have no effect)",) if kind == "landlock" else ()
+    isolation = Isolation(name=kind.partition(" ")[0], network="", files="", user="", limits="", missing=missing)
+    program = landlock.box_filter(own_user=not missing) if isolation.name == "landlock" else seccomp.compiled()
+    tried = refused_calls(isolation)
+    answers = [
+        run(program, call.number, *(value % 2**64 for value in call.arguments), architecture=ARCHITECTURES[machine])
+        for call in tried
+    ]
+    assert answers == [ERROR | call.answer for call in tried]
+    refused = {
+        number
+        for number in range(1024)
+        for argument in (0, 1, 3, 0xFFFFFFFF)
+        if run(program, number, *[argument] * 6, architecture=ARCHITECTURES[machine]) != ALLOW
+    }
+    assert refused - {call.number for call in tried} == set()
     landlock.box_filter.cache_clear()
 
 

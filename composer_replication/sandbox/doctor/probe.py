@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from composer_replication.sandbox.attempt import Attempt
+
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,3 +21,9 @@ class Probe:
     """Returns what got through. Raises SandboxError when the sandbox broke."""
     excuses: tuple[str, ...] = ()
     """Beginnings of phrases of `Isolation.missing` that admit this gap."""
+
+
+def shortened(what: Sequence[str]) -> list[str]:
+    """Return the first few of many alike, and how many more there are."""
+    rest = len(what) - _NAMED
+    return [*what[:_NAMED], *([f"{rest} more"] if rest > 0 else [])]

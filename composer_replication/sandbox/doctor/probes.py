@@ -8,7 +8,7 @@ phrase.
 
 from __future__ import annotations
 
-from composer_replication.sandbox.doctor import channels, host, kernel, leftovers, limits, rights
+from composer_replication.sandbox.doctor import channels, host, kernel, leftovers, limits, rights, rules, software
 from composer_replication.sandbox.doctor.probe import Probe
 
 PROBES: tuple[Probe, ...] = (
@@ -19,6 +19,13 @@ PROBES: tuple[Probe, ...] = (
         tries="writing the system, the interpreter, the task's tree and a file open to all",
         run=host.host_writes,
     ),
+    Probe(name="software", tries="reading what else is below /usr, and packages of others", run=software.hidden_software),
+    Probe(
+        name="software's names",
+        tries="finding what else is below /usr, and packages of others",
+        run=software.hidden_names,
+        excuses=("namespaces: names",),
+    ),
     Probe(name="/proc", tries="environment, memory and descriptors of processes of the host", run=host.processes),
     Probe(name="signals", tries="a signal to a process of the host", run=host.signals, excuses=("signals",)),
     Probe(name="processes", tries="limits, processors and priority of a process of the host", run=host.limits),
@@ -28,6 +35,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(name="sockets", tries="sockets that no network needs: vsock, AF_ALG, netlink and all others", run=kernel.sockets),
     Probe(name="kernel", tries="bpf, perf events, io_uring, userfaultfd, secret memory", run=kernel.interfaces),
     Probe(name="file handles", tries="files by a handle instead of a path", run=kernel.file_handles),
+    Probe(name="system calls", tries="every call that the filter refuses, and by which arguments", run=rules.filter_rules),
     Probe(name="terminal", tries="typing into a terminal", run=kernel.terminal),
     Probe(name="fork bomb", tries="300 processes with a limit of 16", run=limits.fork_bomb, excuses=("number of processes",)),
     Probe(name="memory", tries="eight times its memory limit in one process", run=limits.memory),
