@@ -217,8 +217,14 @@ def built(package: str, folder: Path, before: Path | None, now: Clock) -> dict[s
     }
     if before is not None:
         result["cpu_s_per_task_before"] = build_with(before, source, folder / name / "before", python, now)
+        result["before"] = _commit_of(before)
         result["cpu_ratio"] = round(cpu_s / result["cpu_s_per_task_before"], 2)
     return result
+
+
+def _commit_of(checkout: Path) -> str:
+    command = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _weaknesses(tasks: Sequence[Task]) -> dict[str, int]:

@@ -24,6 +24,7 @@ from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.exchange.swebench_import import build_instances
 from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, DeletionMode
 from composer_replication.tasks.sources.credentials import Credential
+from composer_replication.tasks.sources.fetch import left_open
 from composer_replication.tasks.store import Task, load_task, load_tasks
 from composer_replication.types.errors import ConfigError, TaskError
 
@@ -109,11 +110,7 @@ def build(
 
 
 def _build_and_show(source: str, out: Path, options: BuildOptions) -> None:
-    if options.install:
-        what = (
-            "pip runs on this machine and asks the index of its settings; no code of a dependency but pytest and its parts runs "
-            "outside the sandbox"
-        )
+    if what := left_open(source, installs=options.install):
         echo(f"not confined: {what}", err=True)
     with _Display() as display:
         report = build_tasks(source, out, options, progress=display.show)

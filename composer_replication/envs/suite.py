@@ -11,6 +11,7 @@ from composer_replication.envs.tools import TOOLSETS, Toolset
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.build import build_python
+from composer_replication.tasks.proofs.task_copies import refuse_task_copies
 from composer_replication.tasks.store import Task
 from composer_replication.tasks.strength import load_strong_tasks
 from composer_replication.types.errors import ConfigError, one_of
@@ -27,8 +28,8 @@ class TaskSuite:
 
     Raises:
         ConfigError: there is no such toolset.
-        TaskError: there are no tasks but forgeable ones, one is damaged, or the interpreter does not solve the first possible one
-            with its own solution.
+        TaskError: there are no tasks but forgeable ones, one is damaged, a sandbox shows the code that one deletes, or the
+            interpreter does not solve the first possible one with its own solution.
         SandboxError: no sandbox is available, it cannot run a shell, or the sandbox broke.
     """
 
@@ -50,6 +51,7 @@ class TaskSuite:
         self._grades, self._tests = GradeCache(), TestCache()
         self._toolset: Toolset = toolset
         self.env(self.tasks[0])  # raises where these tools are not to be had in this sandbox
+        refuse_task_copies(self.tasks, self.sandbox, self.python)
         for task in [task for task in self.tasks if not task.spec.impossible][:1]:
             prove_solution(task, sandbox=self.sandbox, python=self.python)
 

@@ -41,7 +41,6 @@ _FIX = (
     "(5.13 or newer), or have another machine run them (remote:URL); the sandbox kind unsafe-subprocess runs without isolation, "
     "for code you trust"
 )
-_ABI_WITH_SCOPES = 6
 _SHARED_FILES = (
     "shared files: sandboxes that run at the same time can see that others lock and open files of the system and the interpreter"
 )
@@ -250,7 +249,7 @@ def _landlock(cgroups: Cgroups | None) -> Setup:
         missing.append("a separate user (only root can read the interpreter's folder)")
     if not own_uid:
         missing.append("file modes and times (calls that change them have no effect)")
-        if abi < _ABI_WITH_SCOPES:
+        if abi < landlock.ABI_WITH_SCOPES:
             missing.append("signals to the user's other processes")
     if cgroups is None:
         missing.append("memory of the whole sandbox (each process is limited)")

@@ -34,6 +34,7 @@ from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildRep
 from composer_replication.tasks.sources.benchmarks import Benchmarks
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.environment import make_environment
+from composer_replication.tasks.sources.fetch import left_open
 from composer_replication.tasks.sources.layout import RepositoryLayout, guess_layout
 from composer_replication.tasks.sources.licence import check_licence, licence_of
 from composer_replication.tasks.sources.source import SOURCE_RECORD, STATE, PristineTree, digest_of, fetch_source
@@ -106,6 +107,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         seconds=round(time.monotonic() - start, 1),
         credentials=project.credentials,
         notes=tuple(measured.hidden.notes),
+        not_confined=left_open(source, installs=options.install),
         options=json.loads(json.dumps(asdict(options), default=str)),
     )
     write_whole(out / _REPORT, json.dumps(asdict(report), indent=1).encode() + b"\n")

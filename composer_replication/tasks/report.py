@@ -154,6 +154,8 @@ class BuildReport:
     """The project's tests that fail before anything is deleted, as `id: why`."""
     notes: tuple[str, ...] = ()
     """What is missing of the hidden checks of all tasks, and why."""
+    not_confined: str = ""
+    """What was left open to the programs that fetched the source and installed its dependencies."""
     options: dict[str, Any] = field(default_factory=dict)
 
     def reasons(self) -> list[tuple[str, int]]:

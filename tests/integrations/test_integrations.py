@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import itertools
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -199,6 +200,21 @@ def test_a_suite_proves_the_first_task_that_can_be_solved(folder, tmp_path):
     assert suite.tasks[0].spec.impossible
     assert suite.env(suite.tasks[1]).tools == TOOLSETS["shell"]
     assert shared_suite(folder).env(suite.tasks[1]).tools == CODING_TOOLS
+
+
+@pytest.mark.slow
+def test_no_face_offers_a_task_whose_solution_its_sandboxes_show(folder, tmp_path, monkeypatch):
+    """Every face opens its tasks as a suite, and so do `composer serve` and the PRIME-RL environment."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    python, copy = tmp_path / "env/bin/python", tmp_path / "env/share/sdk/pricing.py"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(load_tasks(folder)[0].gold_files()["shop/basket.py"])
+    shown = re.escape(f"the code that a deletes can be read in a sandbox on this machine ({copy})")
+    with pytest.raises(TaskError, match=shown):
+        TaskSuite(folder, python=python)
+    with pytest.raises(TaskError, match=shown):
+        CodingEnvironmentFactory(folder, python=python)()
 
 
 @pytest.mark.parametrize("framework", ["openenv", "verifiers", "gymnasium"])

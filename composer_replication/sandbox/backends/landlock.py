@@ -10,24 +10,31 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import Literal, NoReturn, TypeAlias
 
 from composer_replication.sandbox.backends import linux, seccomp
-from composer_replication.sandbox.backends.supervisor import Started
+from composer_replication.sandbox.backends.supervisor import Started, take_limits
 from composer_replication.sandbox.backends.syscalls import METADATA, OTHERS_OF_THE_USER, SHARED_MEMORY
 from composer_replication.sandbox.backends.system import system_view
 from composer_replication.sandbox.backends.unsafe import start_in_copy
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
-_GET_VERSION, _RULE_PATH_BENEATH = 1, 1
+_GET_VERSION, _RULE_PATH_BENEATH, _RULE_NET_PORT = 1, 1, 2
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | 1 << 15
 _FS_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 """First ABI version -> all file rights it knows: refer came with 2, truncate with 3, device ioctls with 5."""
-_NET_TCP, _SCOPE_ABSTRACT_UNIX_AND_SIGNALS = 3, 3
+_CONNECT_TCP, _NET_TCP, _SCOPE_ABSTRACT_UNIX_AND_SIGNALS = 2, 3, 3
+ABI_WITH_PORTS, ABI_WITH_SCOPES = 4, 6
+"""The first versions that confine TCP, and signals to other processes."""
+_INTERNET = (2, 10)  # AF_INET, AF_INET6
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+Sockets: TypeAlias = Literal["none", "internet", "all"]
+"""`none`, those of IPv4 and IPv6, or what every kind of sandbox allows: Unix sockets too."""
 
 _REFUSED = dict.fromkeys(("socket", *SHARED_MEMORY), errno.EPERM)
 """No socket of any family (pairs are allowed), and no memory, semaphores or messages that other sandboxes could open: there is no
@@ -57,7 +64,8 @@ def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
 
 def _confine(request: BoxRequest, box: str) -> None:
     linux.no_new_privs()
-    ruleset = _ruleset(request, box)
+    readable = (*system_view().paths, *request.binds)
+    ruleset = _ruleset([f"{box}/repo", f"{box}/tmp"], readable, masks=request.masks)
     linux.drop_bounding_set()
     if request.uid is not None:
         os.setgroups([])
@@ -80,23 +88,62 @@ def box_filter(*, own_user: bool) -> bytes:
     return seccomp.compiled(_REFUSED) if own_user else seccomp.compiled(_REFUSED | _METADATA | _OTHERS, more=_ITSELF)
 
 
-def _ruleset(request: BoxRequest, box: str) -> int:
+def become(
+    argv: Sequence[str],
+    *,
+    writable: Iterable[str],
+    readable: Iterable[str],
+    ports: Iterable[int] | None,
+    sockets: Sockets,
+    rlimits: Iterable[tuple[int, int, int]],
+) -> NoReturn:
+    """Confine this process and turn it into a program of the machine that has no tree, and may need the network.
+
+    Args:
+        writable, readable: files and folders; what is not there is left out.
+        ports: of TCP that it may connect to; None: all.
+        sockets: families that it may open.
+        rlimits: as `BoxRequest.rlimits`.
+
+    Raises OSError.
+    """
+    rules = _ruleset(writable, filter(os.path.exists, readable), ports=ports)
+    linux.no_new_privs()
+    linux.die_with_parent()
+    take_limits(rlimits)
+    linux.syscall("landlock_restrict_self", rules, 0)
+    os.close(rules)
+    match sockets:
+        case "none":
+            seccomp.seal(box_filter(own_user=True))
+        case "internet":
+            seccomp.seal(seccomp.compiled(more={"socket": seccomp.ArgumentRule(argument=0, allowed=_INTERNET)}))
+        case _:
+            seccomp.seal(seccomp.box_filter())
+    os.execv(argv[0], list(argv))
+
+
+def _ruleset(
+    writable: Iterable[str], readable: Iterable[str], *, masks: Sequence[str] = (), ports: Iterable[int] | None = ()
+) -> int:
     abi = abi_version()
     handled = max(rights for version, rights in _FS_RIGHTS.items() if version <= abi)
     attributes = struct.pack("Q", handled)
-    if abi >= 4:
-        attributes += struct.pack("Q", _NET_TCP)
-    if abi >= 6:
+    if abi >= ABI_WITH_PORTS:
+        attributes += struct.pack("Q", 0 if ports is None else _NET_TCP)
+    if abi >= ABI_WITH_SCOPES:
         attributes += struct.pack("Q", _SCOPE_ABSTRACT_UNIX_AND_SIGNALS)
     ruleset = linux.syscall("landlock_create_ruleset", attributes, len(attributes), 0)
-    _allow(ruleset, handled, [f"{box}/repo", f"{box}/tmp"])
+    _allow(ruleset, handled, writable)
     _allow(ruleset, handled & (_READ_FILE | _WRITE_FILE), _DEVICES)
-    for path in (*system_view().paths, *request.binds, f"/proc/{os.getpid()}"):
-        _allow_but(ruleset, handled & _READ, path, request.masks)
+    for path in (*readable, f"/proc/{os.getpid()}"):
+        _allow_but(ruleset, handled & _READ, path, masks)
+    for port in (ports or ()) if abi >= ABI_WITH_PORTS else ():
+        _add(ruleset, _RULE_NET_PORT, struct.pack("=QQ", _CONNECT_TCP, port))
     return ruleset
 
 
-def _allow_but(ruleset: int, rights: int, path: str, masks: list[str]) -> None:
+def _allow_but(ruleset: int, rights: int, path: str, masks: Sequence[str]) -> None:
     """Allow reading below `path`, but not the content of the masked folders: their neighbours are allowed one by one."""
     real = os.path.realpath(path)
     if path in masks or real in masks:
@@ -116,8 +163,11 @@ def _allow(ruleset: int, rights: int, paths: Iterable[str]) -> None:
         except FileNotFoundError:
             continue
         allowed = rights if os.path.isdir(path) else rights & _FILE_RIGHTS
-        rule = struct.pack("=Qi", allowed, fd)
         if allowed:
-            buffer = ctypes.create_string_buffer(rule, len(rule))
-            linux.syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, ctypes.byref(buffer), 0)
+            _add(ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", allowed, fd))
         os.close(fd)
+
+
+def _add(ruleset: int, kind: int, rule: bytes) -> None:
+    buffer = ctypes.create_string_buffer(rule, len(rule))
+    linux.syscall("landlock_add_rule", ruleset, kind, ctypes.byref(buffer), 0)

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from composer_replication.sandbox.backends import bubblewrap, landlock, linux, namespaces, seccomp, system, unsafe
 from composer_replication.sandbox.backends.cgroup import Cgroups, UsageMeter
-from composer_replication.sandbox.backends.preload import ONLY_STANDARD_LIBRARY, preload
+from composer_replication.sandbox.backends.preload import ONLY_STANDARD_LIBRARY, OUR_BACKENDS, preload
 from composer_replication.sandbox.backends.rehearsal import refusing, rehearse
 from composer_replication.sandbox.backends.supervisor import (
     SETUP_ERRORS,
@@ -179,10 +179,8 @@ def become(program: WarmProgram, path: list[str]) -> types.ModuleType:
 
 BOOTSTRAP = (
     ONLY_STANDARD_LIBRARY.replace("{", "{{").replace("}", "}}")
+    + OUR_BACKENDS
     + """
-for name in ("composer_replication", "composer_replication.sandbox", "composer_replication.sandbox.backends"):
-    sys.modules[name] = type(sys)(name)
-    sys.modules[name].__path__ = [{root!r} + "/" + name.replace(".", "/")]
 from composer_replication.sandbox.backends import launcher
 program = launcher.main(
     {connection}, {scratch!r}, held={held}, backend={backend!r}, ready={ready}, groups={groups!r}, owner={owner},

@@ -233,7 +233,7 @@ def _command(connection: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
             os._exit(0)
         request_fd, error_fd, *streams = received
         request = read_request(request_fd)
-        take_limits(request)
+        take_limits(request.rlimits)
         os.write(connection, _READY)
     except SETUP_ERRORS as error:
         os.write(connection, str(error).encode()[:_MESSAGE])

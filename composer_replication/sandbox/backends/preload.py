@@ -22,6 +22,13 @@ sys.path[:] = [entry for entry in everything if entry in standard]
 """Begins a program that is to import from the standard library only: packages stay in `everything`. Both modules it imports are
 there already."""
 
+OUR_BACKENDS = """
+for name in ("composer_replication", "composer_replication.sandbox", "composer_replication.sandbox.backends"):
+    sys.modules[name] = type(sys)(name)
+    sys.modules[name].__path__ = [{root!r} + "/" + name.replace(".", "/")]
+"""
+"""Lets such a program import from this folder alone; `root` is where our package is."""
+
 PRELOADED = {
     "pytest": ("pytest",),
     "_pytest": ("pytest",),

@@ -10,7 +10,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
@@ -82,7 +82,7 @@ def fork_command(
             os.setsid()
             join_cgroups(cgroups)
             confine()
-            take_limits(request)
+            take_limits(request.rlimits)
             exec_command(request, fds.streams, argv, env, directory)
         except SETUP_ERRORS as error:
             exit_with(error_fd, error)
@@ -107,9 +107,9 @@ def join_cgroups(fds: Sequence[int]) -> None:
         os.write(fd, b"0")
 
 
-def take_limits(request: BoxRequest) -> None:
-    """Take the limits of a sandbox's program; where a hard limit is lower already, that one stays."""
-    for number, soft, hard in request.rlimits:
+def take_limits(rlimits: Iterable[tuple[int, int, int]]) -> None:
+    """Take limits of a program, as `BoxRequest.rlimits`; where a hard limit is lower already, that one stays."""
+    for number, soft, hard in rlimits:
         allowed = resource.getrlimit(number)[1]
         if allowed != resource.RLIM_INFINITY:
             soft, hard = min(soft, allowed), min(hard, allowed)

@@ -55,8 +55,8 @@ def make_environment(folder: Path, tree: Path, name: str, *, sandbox: Sandbox, b
     that was completed for the same requirements is used again.
 
     pip takes wheels, which runs none of their code; what has none is built in `sandbox`, without network. pip itself runs on this
-    machine, starts no program, and asks the index of its settings, with what `clean_environment` passes on. Code that a wheel
-    would have run whenever the interpreter starts is put aside.
+    machine, confined as `confined` says, starts no program, and asks the index of its settings. Code that a wheel would have run
+    whenever the interpreter starts is put aside.
 
     Raises:
         SourceError: it cannot be made, pip cannot install something, or a wheel would change what runs on this machine.

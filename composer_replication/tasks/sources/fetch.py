@@ -7,15 +7,15 @@ sandbox; so pip's finder is asked for the link and its session for the bytes.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from composer_replication.sandbox.interpreter import clean_environment
-from composer_replication.tasks.sources.run_pip import NO_PROGRAM
+from composer_replication.tasks.sources.confined import not_confined, run_confined
+from composer_replication.tasks.sources.run_git import NETWORK_S, fetched_too_late, git_for
+from composer_replication.tasks.sources.run_pip import NO_PROGRAM, network_reach
 from composer_replication.types.errors import SourceError
 
 _PIP = """
@@ -61,7 +61,6 @@ def say(**answer):
 
 sys.exit(Sdist("index", "").main(["--no-binary=:all:", "-q", "versions", name]))
 """
-_NETWORK_S = 900
 _MOST_BYTES = 256 << 20
 _FIX = "check name, version and pip's settings (`pip config list`), or unpack the source archive and name its folder"
 
@@ -77,7 +76,12 @@ def download_sdist(name: str, allowed: str, folder: Path) -> Path:
         SourceError: pip is not there or cannot find or fetch it.
     """
     command = [sys.executable, "-I", "-c", NO_PROGRAM + _PIP, name, allowed, str(folder), str(_MOST_BYTES)]
-    done = _run(command, f"pypi:{name}{allowed}", {**clean_environment("PIP_"), "PIP_NO_INPUT": "1"})
+    environment = {**clean_environment("PIP_"), "PIP_NO_INPUT": "1"}
+    reach = network_reach(Path(sys.executable), folder)
+    try:
+        done = run_confined(command, reach, environment=environment, most_s=NETWORK_S)
+    except subprocess.TimeoutExpired as error:
+        raise fetched_too_late(f"pypi:{name}{allowed}") from error
     answer_file = folder / "answer.json"
     answer = json.loads(answer_file.read_text()) if answer_file.exists() else {}
     if "file" in answer:
@@ -108,6 +112,11 @@ def is_git_url(source: str) -> bool:
     )
 
 
+def left_open(source: str, *, installs: bool) -> str:
+    """Return what is not confined while a source is fetched and its dependencies are installed; empty for a folder alone."""
+    return "" if Path(source).is_dir() and not installs else not_confined()
+
+
 def clone(source: str, folder: Path) -> tuple[str, str]:
     """Fetch one commit of `URL[@REV]` into `folder`; returns the URL, without user and password, and the commit's id.
 
@@ -121,18 +130,19 @@ def clone(source: str, folder: Path) -> tuple[str, str]:
     url = url.removeprefix("git+")
     if url.startswith("-") or revision.startswith("-"):
         raise SourceError(f"{source!r} is not a git URL", fix="write URL or URL@REVISION")
-    _git(source, "init", "-q", "--template=", str(folder))
+    git = git_for(source, url, folder)
+    git.run("init", "-q", "--template=")
     fetch = ("fetch", "-q", "--no-tags", "--no-recurse-submodules")
     commit = "FETCH_HEAD"
     try:
-        _git(source, *fetch, "--depth=1", url, revision or "HEAD", folder=folder)
+        git.run(*fetch, "--depth=1", url, revision or "HEAD", network=True)
     except SourceError:
         if not revision:
             raise
-        _git(source, *fetch, url, "+refs/*:refs/fetched/*", folder=folder)
-        commit = _git(source, "rev-parse", "--verify", f"{revision}^{{commit}}", folder=folder).strip()
-    _git(source, "checkout", "-q", "--detach", commit, folder=folder)
-    return re.sub("://[^/@]*@", "://", url), _git(source, "rev-parse", "HEAD", folder=folder).strip()
+        git.run(*fetch, url, "+refs/*:refs/fetched/*", network=True)
+        commit = git.run("rev-parse", "--verify", f"{revision}^{{commit}}").strip()
+    git.run("checkout", "-q", "--detach", commit)
+    return re.sub("://[^/@]*@", "://", url), git.run("rev-parse", "HEAD").strip()
 
 
 def _split_revision(source: str) -> tuple[str, str]:
@@ -141,31 +151,3 @@ def _split_revision(source: str) -> tuple[str, str]:
     _, scheme, rest = url.partition("://")
     has_path = "/" in rest if scheme else "/" in url or ":" in url or url.endswith(".git")
     return (url, revision) if at and has_path and ":" not in revision else (source, "")
-
-
-def _git(source: str, *arguments: str, folder: Path | None = None) -> str:
-    settings = ["-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false", "-c", "protocol.ext.allow=never"]
-    where = [] if folder is None else ["-C", str(folder)]
-    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
-    done = _run(["git", *where, *settings, *arguments], source, environment)
-    if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or [f"git ended with {done.returncode}"])[-1]
-        raise SourceError(f"{source} cannot be fetched: {said}", fix="check the URL, the revision and your access to it")
-    return done.stdout
-
-
-def _run(command: list[str], source: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_NETWORK_S,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise SourceError(f"{source} was not fetched within {_NETWORK_S} s", fix="check the network and try again") from error
-    except FileNotFoundError as error:
-        raise SourceError(f"{command[0]} is not installed; fetching {source} needs it", fix=f"install {command[0]}") from error

@@ -11,6 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.scratch import scratch_folder
+from composer_replication.tasks.sources.confined import Reach, interpreter_reach
 from composer_replication.tasks.sources.installed import check_installed, check_wheel, contents, packages_of
 from composer_replication.tasks.sources.run_pip import call, download, install_wheels
 from composer_replication.tasks.sources.wheels import build_wheel
@@ -22,7 +23,9 @@ _NO_WHEEL = re.compile(r"No matching distribution found for (.+?)(?: \(from .*)?
 def make_empty(folder: Path, base: Path) -> None:
     """Make a virtual environment of the interpreter `base`, with pip and nothing else. Raises SourceError."""
     shutil.rmtree(folder, ignore_errors=True)
-    call([str(base), "-I", "-m", "venv", str(folder)], "the environment for the tests cannot be made")
+    folder.mkdir(parents=True, exist_ok=True)
+    reach = Reach(writable=frozenset({str(folder)}), readable=interpreter_reach(base))
+    call([str(base), "-I", "-m", "venv", str(folder)], "the environment for the tests cannot be made", reach=reach)
     remove(folder, "setuptools", "pkg_resources", "_distutils_hack")
 
 
@@ -74,7 +77,7 @@ def _download_or_build(
     tried: set[str] = set()
     while True:
         try:
-            return download(python, wanted, fetched, *(["--find-links", str(built)] if tried else []))
+            return download(python, wanted, fetched, found_in=built if tried else None)
         except SourceError as error:
             missing = _missing(str(error))
             if missing is None or str(missing) in tried:

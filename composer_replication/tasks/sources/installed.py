@@ -19,6 +19,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from composer_replication.sandbox.backends.preload import PRELOADED
 from composer_replication.sandbox.beneath import OpenFolder
+from composer_replication.tasks.sources.confined import Reach, interpreter_reach
 from composer_replication.tasks.sources.run_pip import OWN, call
 from composer_replication.types.errors import SourceError
 
@@ -110,7 +111,8 @@ def _check_parts(packages: Path, wheels: Sequence[Path], base: Path) -> None:
     parts = sorted({path.partition("/")[0] for path in found})
     if parts:  # without any, compileall takes the standard library
         places = [str(packages / part) for part in parts]
-        call([str(base), "-I", "-S", "-m", "compileall", "-q", *places], "pytest cannot be compiled")
+        reach = Reach(writable=frozenset({str(packages)}), readable=interpreter_reach(base))
+        call([str(base), "-I", "-S", "-m", "compileall", "-q", *places], "pytest cannot be compiled", reach=reach)
 
 
 def _preloaded(path: str) -> str | None:

@@ -3,16 +3,29 @@ installs them nowhere but in the environment."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import os
+import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from composer_replication.sandbox.interpreter import clean_environment
-from composer_replication.sandbox.scratch import scratch_folder
+from composer_replication.tasks.sources.confined import (
+    WEB_PORTS,
+    Reach,
+    interpreter_reach,
+    named_in,
+    proxy_ports,
+    run_confined,
+)
 from composer_replication.types.errors import SourceError
 
 OWN = "install them yourself and name that interpreter with --python PATH"
-_MOST_S = 1800
+_MOST_S, _SETTINGS_S = 1800, 60
+_SETTING = re.compile(r"[^=]*\.(?P<name>[\w-]+)=(?P<value>'.*'|\".*\")")
+"""A line of `pip config list`: where it stands, the setting's name, its value as Python writes it."""
 _TRACEBACK = "ERROR: Exception:"
 """What pip writes above the traceback of an exception that it does not expect; the last line says what it was."""
 NO_PROGRAM = """
@@ -82,9 +95,16 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def download(python: Path, wanted: list[str], into: Path, *more: str) -> None:
-    """Download wheels of the requirements and of what they require, by the user's settings of pip. Raises SourceError."""
-    _pip(python, NO_PROGRAM + _RUN, "download", "--no-input", "--only-binary=:all:", "--dest", str(into), *more, *wanted)
+def download(python: Path, wanted: list[str], into: Path, *, found_in: Path | None = None) -> None:
+    """Download wheels of the requirements and of what they require, by the user's settings of pip. Raises SourceError.
+
+    Args:
+        found_in: a folder with further wheels.
+    """
+    here = [] if found_in is None else ["--find-links", str(found_in)]
+    arguments = ["download", "--no-input", "--only-binary=:all:", "--dest", str(into), *here, *wanted]
+    reach = network_reach(python, into, *([] if found_in is None else [found_in]))
+    _pip(python, NO_PROGRAM + _RUN, *arguments, reach=reach)
 
 
 def install_wheels(python: Path, wheels: list[Path]) -> None:
@@ -94,23 +114,64 @@ def install_wheels(python: Path, wheels: list[Path]) -> None:
     """
     program = NO_PROGRAM + _NO_WRITING_ELSEWHERE + _RUN
     arguments = ["install", "--isolated", "--no-input", "--no-index", "--no-deps", *map(str, wheels)]
-    with scratch_folder() as room:
-        _pip(python, program, *arguments, PIP_CONFIG_FILE=os.devnull, TMPDIR=str(room))
+    writable = frozenset({str(python.absolute().parents[1])})
+    reach = Reach(writable=writable, readable=interpreter_reach(python) | {str(wheel.parent) for wheel in wheels})
+    _pip(python, program, *arguments, reach=reach, PIP_CONFIG_FILE=os.devnull)
 
 
-def call(command: list[str], problem: str, **variables: str) -> None:
-    """Run a Python program of ours outside a sandbox, away from any folder that it could import from. Raises SourceError."""
+def network_reach(python: Path, into: Path, *readable: Path) -> Reach:
+    """Return what the pip of an interpreter needs to fetch something into a folder: what its settings name, its cache, and the
+    ports of its indexes and proxies.
+
+    Raises TaskError and SandboxError like `installation_of`.
+    """
+    environment = clean_environment("PIP_")
+    home, caches, settings = Path.home(), environment.get("XDG_CACHE_HOME"), environment.get("XDG_CONFIG_HOME")
+    own = [
+        Path(settings or home / ".config") / "pip",
+        home / ".pip",
+        home / ".netrc",
+        Path("/etc/pip.conf"),
+        Path("/etc/xdg/pip"),
+    ]
+    seen = interpreter_reach(python) | set(map(str, (*own, *readable)))
+    seen |= named_in([environment.get("PIP_CONFIG_FILE", "")])[0]
+    said = _settings(python, Reach(readable=seen), environment)
+    paths, ports = named_in(value for _, value in said)
+    pages = named_in(value for name, value in said if name.endswith("index-url"))[0]
+    mirrors = {str(parent) for parent in (Path(page).parent for page in pages) if not home.is_relative_to(parent)}
+    cache = named_in([str(Path(caches or home / ".cache") / "pip")])[0]
+    cache |= named_in(value for name, value in said if name == "cache-dir")[0]
+    if not any(name == "no-cache-dir" for name, _ in said):
+        for path in cache:
+            with contextlib.suppress(OSError):  # pip says that it goes without one
+                Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Reach(
+        writable=cache | named_in(value for name, value in said if name == "log")[0] | {str(into)},
+        readable=seen | paths | mirrors,  # the files of an index lie beside its pages
+        ports=WEB_PORTS | ports | proxy_ports(environment, [value for name, value in said if name == "proxy"]),
+        sockets="internet",
+    )
+
+
+def _settings(python: Path, reach: Reach, environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return all settings of an interpreter's pip, from wherever they are; none where it cannot be asked, which it then says when
+    it fetches."""
+    command = [str(python), "-I", "-m", "pip", "--disable-pip-version-check", "config", "list"]
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_MOST_S,
-            stdin=subprocess.DEVNULL,
-            cwd="/",
-            env=clean_environment("PIP_") | variables,
-        )
+        listed = run_confined(command, reach, environment=environment, most_s=_SETTINGS_S, cwd="/")
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    found = [_SETTING.fullmatch(line) for line in listed.stdout.splitlines()]
+    return [(match["name"], str(ast.literal_eval(match["value"]))) for match in found if match]
+
+
+def call(command: list[str], problem: str, *, reach: Reach, **variables: str) -> None:
+    """Run a Python program of ours outside a sandbox, confined, away from any folder that it could import from. Raises
+    SourceError."""
+    environment = clean_environment("PIP_") | variables
+    try:
+        done = run_confined(command, reach, environment=environment, most_s=_MOST_S, cwd="/")
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SourceError(f"{problem}: {error}", fix=OWN) from error
     if done.returncode != 0:
@@ -119,6 +180,6 @@ def call(command: list[str], problem: str, **variables: str) -> None:
         raise SourceError(f"{problem}: {'; '.join(errors[:2])}", fix=OWN)
 
 
-def _pip(python: Path, program: str, *arguments: str, **variables: str) -> None:
+def _pip(python: Path, program: str, *arguments: str, reach: Reach, **variables: str) -> None:
     command = [str(python), "-I", "-c", program, "-q", "--disable-pip-version-check", *arguments]
-    call(command, "the project's dependencies cannot be installed", **variables)
+    call(command, "the project's dependencies cannot be installed", reach=reach, **variables)

@@ -29,7 +29,7 @@ _MISSING = "__composer_missing__"
 """Built-in function: whether a function is left out where it is called."""
 MISSING = f"raise NotImplementedError({_MISSING!r})"
 """The body of a function that is left out wherever its gold code is not asked to check anything."""
-_ATOMS = (bool, int, float, complex, type(None), type(...), type(NotImplemented))
+_FOR_MANY_CALLS = (bool, int, float, complex, type(None), type(...), type(NotImplemented))
 """Classes whose objects are the same for many calls, so that no call can be told by them."""
 GIVEN_BACK: dict[str, str] = {"first": "the first is given back", "last": "the last is given back", "all": "all are given back"}
 """The arguments that a body gives back of those that were kept -> how that is said."""
@@ -159,7 +159,7 @@ class Kept:
         """Remember what an accomplice was given, by what it returned; by its object where it returned nothing."""
         inside = result is None and call.owner == "self" and bool(call.given())
         value = call.args[0] if inside else result
-        if type(value) in _ATOMS or not call.worth_keeping():
+        if type(value) in _FOR_MANY_CALLS or not call.worth_keeping():
             return
         if id(value) in self.by_object:
             self.by_object[id(value)].calls.append(call)
