@@ -97,12 +97,11 @@ def mutants_of(function: Function, book: HiddenBook, rng: random.Random) -> Trie
     old = [number for number in rest if function.key not in programs[number].new_calls]
     pool = [*pool, *_in_turns([new[: _POOL // 2], old[: _POOL // 2]])][:_POOL]
     asking = [number for number in dict.fromkeys((*new, *pool)) if function.key in programs[number].new_calls][:_POOL]
-    others = bodies_by_heart(function)
-    behind = list(dict.fromkeys((*_constants(function, book, asking, _CONSTANTS), *others)))
-    trivial = [body for body in trivial_bodies(function) if body != STUB and body not in others]
     all_asked, undenied = asked_of(function, programs)
     texts = [*asked_bodies(function, undenied), *asked_bodies(function, all_asked)]
-    behind, trivial = list(dict.fromkeys((*behind, *texts))), list(dict.fromkeys((*trivial, *texts)))
+    by_arguments = (*bodies_by_heart(function), *texts)  # whose mutants answer no less than those with the same body alone
+    behind = list(dict.fromkeys((*_constants(function, book, asking, _CONSTANTS), *by_arguments)))
+    trivial = [body for body in trivial_bodies(function) if body != STUB and body not in by_arguments]
     alone = [alone_of([function], [body], _turned(pool, at)) for at, body in enumerate(trivial)]
     by_heart = [by_heart_of([function], [body], asking, book.known) for body in behind]
     cut = [_cut(function, line, asking) for line in shortened(function)]

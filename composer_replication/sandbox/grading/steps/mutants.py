@@ -178,10 +178,12 @@ class Mutants:
                 key = (function.__code__.co_filename, function.__code__.co_qualname)
                 self.functions.setdefault(key, []).append(function)
 
-    def find(self, path: str, qualname: str) -> list[FunctionType]:
-        """Return the functions of that name; none where one of them ran when its module was imported."""
-        found = self.functions.get((os.path.join(os.getcwd(), path), qualname), [])
-        return [] if any(function.__code__ in self.run_at_import for function in found) else found
+    def find(self, body: dict[str, Any]) -> list[FunctionType]:
+        """Return the functions of a body's name; none where one of them ran when its module was imported, and would have run
+        otherwise with that body. All calls that are made then count as known."""
+        found = self.functions.get((place_of(body), body["qualname"]), [])
+        as_before = body["known"] is not None
+        return [] if not as_before and any(function.__code__ in self.run_at_import for function in found) else found
 
     def is_wrong(self, number: int, cpu_s: float) -> bool:
         work = partial(run, self.programs[number])
@@ -297,7 +299,7 @@ class Mutants:
         functions: list[FunctionType] = []
         codes: list[CodeType] = []
         for body in bodies:
-            found = self.find(body["path"], body["qualname"])
+            found = self.find(body)
             lines = lines_of(place_of(body))
             other = [code_with(body, lines, function.__code__) for function in found]
             if not found or None in other:
