@@ -113,6 +113,13 @@ def torchao(session: nox.Session) -> None:
 
 
 @nox.session
+def corpus(session: nox.Session) -> None:
+    """Text of data sets, by the package `datasets`."""
+    _install(session, "dev", "pretrain")
+    session.run("python", "-m", "pytest", "tests_substrates/corpus", *session.posargs)
+
+
+@nox.session
 def traces(session: nox.Session) -> None:
     """ATIF files beside the package `atif`: what is written is valid."""
     _install(session, "dev", needs=["atif>=1.8,<1.9"])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from composer_replication.api.rollouts import Evaluation, evaluate, rollout
     from composer_replication.api.runs import Run, load_run
     from composer_replication.api.tasks import build_tasks, grade, load_tasks
-    from composer_replication.api.training import sft, train
+    from composer_replication.api.training import pretrain, sft, train
     from composer_replication.diloco.outer_loop import make_diloco_outer_loop as make_diloco_outer_loop
     from composer_replication.loss import LossComponents, compose_loss
     from composer_replication.loss.batch import build_batch, collate
@@ -49,6 +49,7 @@ __all__ = [
     "grade",
     "load_run",
     "load_tasks",
+    "pretrain",
     "replay_trace",
     "rollout",
     "sft",
@@ -60,7 +61,7 @@ _HOME = {
     "evaluate_run": "api.evaluation",
     **dict.fromkeys(("Run", "load_run"), "api.runs"),
     **dict.fromkeys(("build_tasks", "grade", "load_tasks"), "api.tasks"),
-    **dict.fromkeys(("sft", "train"), "api.training"),
+    **dict.fromkeys(("pretrain", "sft", "train"), "api.training"),
     "ComposerReplicationTrainer": "recipes.trl.composer_trainer",  # needs an extra, and so is not part of `import *`
     "DEFAULT_TEACHERS": "teacher_replay",
     "DPOPair": "teacher_replay",

@@ -16,10 +16,13 @@ from composer_replication.recipes.substrates import check_substrate, train_on
 from composer_replication.trainer.learning.followers import is_follower
 from composer_replication.trainer.learning.launcher import check_launcher
 from composer_replication.trainer.open_run import open_run
-from composer_replication.trainer.report import follow
+from composer_replication.trainer.report import TrainArm, follow
 from composer_replication.trainer.report import train as train_arms
 from composer_replication.trainer.rewards import RewardFunction
-from composer_replication.trainer.stages.sft import sft_config, started_from_sft, train_imitation, write_whole
+from composer_replication.trainer.stages.before import EarlierStage, started_from, write_whole
+from composer_replication.trainer.stages.order import BEFORE_RL
+from composer_replication.trainer.stages.pretrain import PRETRAIN, train_on_text
+from composer_replication.trainer.stages.sft import SFT, train_imitation
 from composer_replication.trainer.train import StepCallback
 from composer_replication.trainer.waiting import wait_for
 from composer_replication.types.errors import ConfigError
@@ -56,7 +59,7 @@ def train(
         raise ConfigError("diloco.enabled = true: this run is one of replicas", fix="start it by `composer diloco run`")
     check_substrate(resolved)
     check_launcher(resolved)
-    resolved = started_from_sft(resolved)
+    resolved = started_from(resolved, BEFORE_RL)
     if is_follower():
         follow(resolved)
         return Run(RunDir(resolved.out / resolved.name))
@@ -65,6 +68,27 @@ def train(
         wait_for(train_on(resolved, run_dir, shown, env=env, reward=reward, callbacks=callbacks))
         _judge(resolved, run_dir)
     return Run(run_dir)
+
+
+def pretrain(
+    config: str | os.PathLike[str] | Mapping[str, Any] | RunConfig,
+    *,
+    env: EnvSource | None = None,
+    resume: bool = False,
+    overrides: Sequence[str] = (),
+    terminal: Terminal | None = None,
+) -> Run:
+    """Train the policy of a run on text, as its section `[pretrain]` says, and return that run, `OUT/NAME/pretrain`.
+
+    `sft` and `train` with the same configuration then start from it. Arguments are those of `train`; text that holds what the
+    tasks of `env`, or of the run, delete is left out.
+
+    Raises:
+        ConfigError: `pretrain.enabled` is false, or something is wrong with the run or with its text.
+        ComposerError: as `train`.
+    """
+    resolved = resolved_config(config, overrides, env_given=env is not None)
+    return _stage(PRETRAIN, resolved, train_on_text, env=env, resume=resume, terminal=terminal)
 
 
 def sft(
@@ -77,19 +101,28 @@ def sft(
 ) -> Run:
     """Fine-tune the policy of a run on demonstrations, as its section `[sft]` says, and return that run, `OUT/NAME/sft`.
 
-    `train` with the same configuration then starts from it. Arguments are those of `train`.
+    It starts from what `pretrain` wrote, where the run has that stage, and `train` with the same configuration then starts from
+    it. Arguments are those of `train`.
 
     Raises:
         ConfigError: `sft.enabled` is false, or something is wrong with the run or with its demonstrations.
         ComposerError: as `train`.
     """
-    resolved = sft_config(resolved_config(config, overrides, env_given=env is not None))
+    resolved = resolved_config(config, overrides, env_given=env is not None)
+    return _stage(SFT, resolved, train_imitation, env=env, resume=resume, terminal=terminal)
+
+
+def _stage(
+    stage: EarlierStage, config: RunConfig, one: TrainArm, *, env: EnvSource | None, resume: bool, terminal: Terminal | None
+) -> Run:
+    """Train a stage before RL, from what the stages before it have written."""
+    resolved = stage.run_of(started_from(config, BEFORE_RL[: BEFORE_RL.index(stage)]))
     check_launcher(resolved)
     if is_follower():
         follow(resolved)
         return Run(RunDir(resolved.out / resolved.name))
     with open_run(resolved, resume=resume) as run_dir:
-        wait_for(train_arms(resolved, run_dir, _shown(terminal, run_dir), one=train_imitation, env=env))
+        wait_for(train_arms(resolved, run_dir, _shown(terminal, run_dir), one=one, env=env))
         write_whole(resolved)
         _judge(resolved, run_dir)
     return Run(run_dir)

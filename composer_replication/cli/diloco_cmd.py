@@ -55,15 +55,17 @@ def run(
     from composer_replication.diloco.store import open_store
     from composer_replication.recipes.diloco.job import check_job, open_executor, rendezvous_of, run_job
     from composer_replication.recipes.diloco.result import fetch_policy
-    from composer_replication.trainer.stages.sft import started_from_sft
+    from composer_replication.trainer.stages.before import started_from
+    from composer_replication.trainer.stages.order import BEFORE_RL
 
-    if config.sft.enabled and config.diloco.executor.type != "local":
-        raise ConfigError(
-            f"sft.enabled = true and diloco.executor.type = {config.diloco.executor.type}: its machines cannot read what "
-            "`composer sft` wrote on this one",
-            fix="put the fine-tuned model where they can, name it in model.path, and set sft.enabled = false",
-        )
-    config = started_from_sft(config)
+    for stage in (one.name for one in BEFORE_RL if one.section(config).enabled):
+        if config.diloco.executor.type != "local":
+            raise ConfigError(
+                f"{stage}.enabled = true and diloco.executor.type = {config.diloco.executor.type}: its machines cannot read what "
+                f"`composer {stage}` wrote on this one",
+                fix=f"put the trained model where they can, name it in model.path, and set {stage}.enabled = false",
+            )
+    config = started_from(config, BEFORE_RL)
     check_job(config, resume=resume)
     console = Console()
     with _signals_interrupt(), Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:

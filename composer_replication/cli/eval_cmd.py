@@ -28,7 +28,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             help="A policy, as NAME=FOLDER or NAME=HUGGING_FACE_ID; repeat it for several. By default the run's start, the "
-            "fine-tuned policy of `composer sft`, and the newest checkpoint of each arm, as far as they are there."
+            "policies of `composer pretrain` and `composer sft`, and the newest checkpoint of each arm, as far as they are there."
         ),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON, all else to stderr.")] = False,

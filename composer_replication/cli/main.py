@@ -32,7 +32,7 @@ from composer_replication.cli.rollout_cmd import rollout
 from composer_replication.cli.serve_cmd import app as serve_app
 from composer_replication.cli.tasks_cmd import app as tasks_app
 from composer_replication.cli.traces_cmd import app as traces_app
-from composer_replication.cli.train_cmd import sft, train
+from composer_replication.cli.train_cmd import pretrain, sft, train
 from composer_replication.cli.weights_cmd import app as weights_app
 from composer_replication.observe.console import Console, echo
 from composer_replication.types.errors import ComposerError, StorageError
@@ -86,6 +86,7 @@ app.command()(replay)
 app.add_typer(serve_app, name="serve")
 app.add_typer(pairs_app, name="pairs")
 app.add_typer(traces_app, name="traces")
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(pretrain)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(sft)
 app.command("eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(evaluate)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
@@ -128,7 +129,7 @@ def _status(console: Console, out: object, err: object) -> int:
         if status in INTERRUPTED:
             _print(
                 console,
-                "interrupted; what was done is kept, and the same command (`sft` and `train` with --resume) goes on from there",
+                "interrupted; what was done is kept, and the same command (`pretrain`, `sft` and `train` with --resume) goes on",
             )
         return (_lost(err) and _reported(ended)) or status
     except OSError as error:

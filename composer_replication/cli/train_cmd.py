@@ -1,4 +1,4 @@
-"""`composer sft` and `composer train`: run a run file."""
+"""`composer pretrain`, `composer sft` and `composer train`: run a run file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from composer_replication.cli.support.dry_run import after_sft, check, plan_along
+from composer_replication.cli.support.dry_run import after_stages, check, plan_along
 from composer_replication.cli.support.options import ResumeOption
 from composer_replication.cli.support.overrides import refuse_misspelt
 from composer_replication.config import field_lines, load_config
@@ -58,7 +58,7 @@ def train(
     check_substrate(config)
     if dry_run:
         check_launcher(config)
-        config = after_sft(config)
+        config = after_stages(config)
     if dry_run and is_follower():
         plan_along(config)
     elif dry_run:
@@ -79,6 +79,27 @@ def _in_group(body: Callable[[], object]) -> None:
     except NothingLearntError:
         leave_process_group()
         raise
+
+
+def pretrain(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="The run file (TOML), with pretrain.enabled = true.")],
+    resume: ResumeOption = False,
+) -> None:
+    """Train the model of a run on text before everything else. Any field of the run file can be overridden.
+
+    Documents are read from folders, .jsonl files and the Hugging Face hub, as the section [pretrain] says: licensed ones, each
+    once, and none that holds what a task of the run deletes. Held-out documents show what was learnt. The model is written to
+    OUT/NAME/pretrain/ckpt/main, and `composer sft` and `composer train` with the same run file start from it.
+    """
+    refuse_misspelt(context, [str(run), *context.args])
+    config = load_config(run, context.args)
+
+    from composer_replication.api.training import pretrain as train_on  # takes seconds to import: report errors first
+    from composer_replication.trainer.learning.followers import leave_process_group
+
+    _in_group(lambda: train_on(config, resume=resume))
+    leave_process_group()
 
 
 def sft(

@@ -18,6 +18,7 @@ from composer_replication.config.loss import (
 )
 from composer_replication.config.model import LoraConfig, ModelConfig
 from composer_replication.config.optimizer import OptimizerConfig
+from composer_replication.config.pretrain import PretrainConfig
 from composer_replication.config.replay import BackendName, GateConfig, GateRule, NormalizeConfig
 from composer_replication.config.rollout import RolloutConfig
 from composer_replication.config.run import (
@@ -47,6 +48,7 @@ __all__ = [
     "ModelConfig",
     "NormalizeConfig",
     "OptimizerConfig",
+    "PretrainConfig",
     "PrmRewardConfig",
     "ReplayConfig",
     "RewardConfig",

@@ -22,6 +22,7 @@ _SHARED = (
     "out",
     "threads",
     "model",
+    "pretrain",
     "sft",
     "tasks",
     "env",
@@ -39,6 +40,7 @@ _FILES = {
 }
 """Fields that name a file to be read, each with the fix for one that is missing."""
 _TRACES = "name a file that `composer rollout --out` or `composer traces import --out` wrote"
+_SOURCES = "name a folder, a .jsonl or .jsonl.gz file, or hf:NAME"
 _FOLDERS = {"reward.prm.path": "name the folder `model` that `composer prm train` wrote"}
 """Fields that name a folder to be read, likewise."""
 _PATHS = _FILES | _FOLDERS
@@ -229,6 +231,7 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
         for k, v in config.env.options.items()
     }
     env = config.env.model_copy(update={"options": options, "path": (base / (config.env.path or ".")).resolve()})
+    sources = tuple(one if one.startswith("hf:") else _source(one, where, base) for one in config.pretrain.sources)
     traces = tuple(_there("sft.traces", path, where, base) for path in config.sft.traces)
     arms = {
         arm: {k: str(_there(k, str(v), f"{where}: arms.{arm}", base)) if k in _PATHS else v for k, v in keys.items()}
@@ -238,6 +241,7 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
         "tasks": tasks,
         "env": env if config.env.use or config.reward.function else config.env,
         "model": model,
+        "pretrain": config.pretrain.model_copy(update={"sources": sources}),
         "sft": config.sft.model_copy(update={"traces": traces}),
         "rollout": rollout,
         "arms": arms,
@@ -256,6 +260,13 @@ def _with_absolute_path(section: _S, names: Sequence[str], key: str, where: str,
         return section
     found = _there(key, value, where, base) if len(names) == 1 else _with_absolute_path(value, names[1:], key, where, base)
     return section.model_copy(update={names[0]: found})
+
+
+def _source(path: str, where: str, base: Path) -> str:
+    found = Path(os.path.abspath(base / path))
+    if not found.exists():
+        raise ConfigError(f"{where}: pretrain.sources: no such folder or file: {found}", fix=_SOURCES)
+    return str(found)
 
 
 def _there(key: str, path: Path | str, where: str, base: Path) -> Path:

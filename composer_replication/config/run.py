@@ -14,6 +14,7 @@ from composer_replication.config.env import EnvConfig
 from composer_replication.config.loss import LossConfig, RewardConfig
 from composer_replication.config.model import ModelConfig
 from composer_replication.config.optimizer import OptimizerConfig
+from composer_replication.config.pretrain import PretrainConfig
 from composer_replication.config.rollout import RolloutConfig
 from composer_replication.config.section import Name, Positive, Section, Weight, flat, refuse
 from composer_replication.config.sft import SftConfig
@@ -155,6 +156,7 @@ class RunConfig(Section):
     """Give torch this many CPU threads; 0 keeps torch's default. With 1 a resumed run is bit-identical to an uninterrupted
     one."""
     model: ModelConfig
+    pretrain: PretrainConfig = PretrainConfig()
     sft: SftConfig = SftConfig()
     tasks: TasksConfig = TasksConfig()
     env: EnvConfig = EnvConfig()
@@ -171,7 +173,7 @@ class RunConfig(Section):
     """List the teachers that the replay channel asks."""
     arms: Annotated[dict[Name, Annotated[_Override, BeforeValidator(flat)]], Field(min_length=1)] = {"main": {}}  # noqa: RUF012 - copied
     """Train these variants one after the other from the same start: a name and the dotted keys in which each differs. The keys
-    all arms share (`name`, `out`, `threads`, `model`, `sft`, `tasks`, `env`, `substrate`, `sandbox`, `diloco`,
+    all arms share (`name`, `out`, `threads`, `model`, `pretrain`, `sft`, `tasks`, `env`, `substrate`, `sandbox`, `diloco`,
     `rollout.env_workers`) cannot differ."""
 
     @model_validator(mode="after")

@@ -146,15 +146,33 @@ def _verdict(run: RunDir, arm: str, lines: Sequence[MetricsLine], off: Sequence[
             arm=arm, learnt=Learnt.NOTHING, finding=finding, fix="; ".join(fix for _, fix in causes) or _RENEW, idle=idle
         )
     change = change_of(run, arm)
+    read = next((line.values for line in reversed(lines) if "pretrain/nll_change" in line.values), None)
+    if read is not None:
+        return _read(arm, read)
     if change is None:
         return Verdict(
             arm=arm,
             learnt=Learnt.UNMEASURED,
-            finding="what was learnt is not known: there are no two evaluations on held-out tasks",
-            fix="set tasks.held_out to tasks of another repository, or tasks.held_out_share",
+            finding="what was learnt is not known: there are no two evaluations on what is held out",
+            fix=_MEASURE_TEXT if any("pretrain/passages" in line.values for line in lines) else _MEASURE,
             idle=idle,
         )
     return _measured(arm, change, idle)
+
+
+def _read(arm: str, values: Mapping[str, float]) -> Verdict:
+    """Judge what an arm learnt from text: nats per token of held-out documents, paired by document."""
+    documents, now, change = int(values["pretrain/documents"]), values["pretrain/nll"], values["pretrain/nll_change"]
+    half = t_975(documents - 1) * values["pretrain/nll_change_se"] if documents > 1 else math.nan
+    moved = f"{documents} held-out documents went from {now - change:.3f} to {now:.3f} nats per token ({change:+.3f}"
+    moved += f", 95 % interval {change - half:+.3f} to {change + half:+.3f})" if half > 0 else ")"
+    if documents < FEWEST_TASKS or not abs(change) > half:
+        fix = "more documents, or a larger pretrain.held_out_share" if documents < FEWEST_TASKS else "more steps, or more text"
+        return Verdict(arm=arm, learnt=Learnt.UNCLEAR, finding=f"no change can be told from chance: {moved}", fix=fix)
+    if change < 0:
+        return Verdict(arm=arm, learnt=Learnt.BETTER, finding=f"the policy learnt: {moved}")
+    fix = "a lower pretrain.learning_rate, or fewer passes over the text"
+    return Verdict(arm=arm, learnt=Learnt.WORSE, finding=f"the policy got worse: {moved}", fix=fix)
 
 
 def _measured(arm: str, change: PassRateChange, idle: Mapping[str, str]) -> Verdict:
@@ -185,6 +203,8 @@ def _idle(off: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return found
 
 
+_MEASURE = "set tasks.held_out to tasks of another repository, or tasks.held_out_share"
+_MEASURE_TEXT = "set pretrain.held_out_share, or name more text"
 _RENEW = "composer train RUN.toml --dry-run, which makes two rollouts and an update"
 _ENDINGS = {
     "no_tool_call": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -123,7 +124,8 @@ def print_result(
 ) -> None:
     """Print the final table, the paths of weights and report, and what was learnt."""
     cells = [row.cells() for row in _with_start(run_dir, rows, start_label)]
-    terminal.table("pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), cells)
+    if any(math.isfinite(row.pass_at_1) for row in rows):
+        terminal.table("pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), cells)
     for arm, path in weights.items():
         terminal.note(f"weights of {arm}: {path}")
     for alarms in run_alarms(run_dir):

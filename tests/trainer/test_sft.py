@@ -25,8 +25,10 @@ from composer_replication.observe import RunDir
 from composer_replication.rollouts import Budgets, Engine
 from composer_replication.tasks import load_tasks
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.stages.before import started_from
 from composer_replication.trainer.stages.demonstrations import DemonstrationSources
-from composer_replication.trainer.stages.sft import sft_config, started_from_sft
+from composer_replication.trainer.stages.order import BEFORE_RL
+from composer_replication.trainer.stages.sft import SFT as STAGE
 from composer_replication.types import GradeReport, Group, Trajectory, Unscored, from_json, to_json
 from composer_replication.types.errors import ConfigError
 
@@ -116,21 +118,21 @@ def test_adapters_are_added_to_the_model_before_rl_trains_others(run_file: Path)
     with_budgets(run_file)
     lora = ["--model.lora.rank", "2"]
     finish("sft", str(run_file), *SFT, *lora, cwd=run_file.parent)
-    started = started_from_sft(of(run_file, *lora))
+    started = started_from(of(run_file, *lora), BEFORE_RL)
     assert started.model.path == str(run_file.parent / "runs" / "run" / "sft" / "model")
     finish("train", str(run_file), *SFT, *lora, "--steps", "1", cwd=run_file.parent)
 
 
 def test_the_stage_is_a_run_with_one_loss(run_file: Path) -> None:
     config = of(run_file, "--optimizer.epochs", "2", "--substrate.type", "trl")
-    stage = sft_config(config)
+    stage = STAGE.run_of(config)
     assert (stage.name, stage.out, stage.steps, list(stage.arms)) == ("sft", config.out / config.name, 8, ["main"])
     assert (stage.loss.hint.weight, stage.loss.replay.weight, stage.optimizer.updates) == (0.0, 0.0, 1)
     assert stage.substrate.type == "local"
     assert stage.optimizer.learning_rate == 1e-2
     with pytest.raises(ConfigError, match=r"sft\.enabled is false"):
-        sft_config(load_config(run_file))
-    assert started_from_sft(load_config(run_file)) == load_config(run_file)
+        STAGE.run_of(load_config(run_file))
+    assert started_from(load_config(run_file), BEFORE_RL) == load_config(run_file)
 
 
 def test_nothing_to_learn_from_is_refused(run_file: Path) -> None:
@@ -249,7 +251,7 @@ def test_what_the_policy_could_not_do_in_its_budgets_is_left_out(
     ],
 )
 def test_the_stage_of_every_kind_of_run_can_be_resolved(run_file: Path, words: list[str]) -> None:
-    stage = sft_config(of(run_file, *words))
+    stage = STAGE.run_of(of(run_file, *words))
     assert resolve_arm(stage, "main").steps == 8
     assert (stage.loss.rlvr.kl_beta, stage.reward.kl_weight, stage.diloco.enabled, stage.curriculum.enabled) == (
         0,
@@ -261,14 +263,14 @@ def test_the_stage_of_every_kind_of_run_can_be_resolved(run_file: Path, words: l
 
 def test_rl_does_not_start_from_what_other_settings_made(run_file: Path) -> None:
     config = of(run_file)
-    stage = sft_config(config)
+    stage = STAGE.run_of(config)
     folder = stage.out / stage.name
     (folder / "ckpt" / "main" / "step_00008").mkdir(parents=True)
     (folder / "ckpt" / "main" / "step_00008" / "MANIFEST.sha256").write_text("")
     (folder / "config.toml").write_text(to_toml(stage))
-    assert started_from_sft(config).model.path == str(folder / "ckpt" / "main" / "step_00008")
-    assert started_from_sft(of(run_file, "--eval.every", "3")).model.path == str(folder / "ckpt" / "main" / "step_00008")
+    assert started_from(config, BEFORE_RL).model.path == str(folder / "ckpt" / "main" / "step_00008")
+    assert started_from(of(run_file, "--eval.every", "3"), BEFORE_RL).model.path == str(folder / "ckpt" / "main" / "step_00008")
     for changed in (["--sft.samples", "3"], ["--seed", "5"], ["--tasks.forgeable", "true"]):
-        with pytest.raises(ConfigError, match="was fine-tuned with other settings") as refused:
-            started_from_sft(of(run_file, *changed))
+        with pytest.raises(ConfigError, match="was made with other settings") as refused:
+            started_from(of(run_file, *changed), BEFORE_RL)
         assert changed[0].removeprefix("--") in str(refused.value)

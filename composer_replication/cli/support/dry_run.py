@@ -20,17 +20,20 @@ _SHARED = (
 )
 
 
-def after_sft(config: RunConfig) -> RunConfig:
-    """Return the run as it starts after `composer sft`; as it is, with a warning, where that has not been run. Raises ConfigError
-    as `started_from_sft`."""
-    from composer_replication.trainer.stages.sft import checkpoint_of, started_from_sft
+def after_stages(config: RunConfig) -> RunConfig:
+    """Return the run as it starts after `composer pretrain` and `composer sft`; as it is, with a warning, where one of them has
+    not been run. Raises ConfigError as `started_from`."""
+    from composer_replication.trainer.stages.before import started_from
+    from composer_replication.trainer.stages.order import BEFORE_RL
 
-    if config.sft.enabled and checkpoint_of(config) is None:
-        echo(
-            "warning: sft.enabled = true and `composer sft` has not been run: this plans model.path, which RL will not start from"
-        )
-        return config
-    return started_from_sft(config)
+    for stage in BEFORE_RL:
+        if stage.section(config).enabled and stage.checkpoint_of(config) is None:
+            echo(
+                f"warning: {stage.name}.enabled = true and `composer {stage.name}` has not been run: this plans model.path, "
+                "which RL will not start from"
+            )
+            return config
+    return started_from(config, BEFORE_RL)
 
 
 def check(config: RunConfig) -> None:

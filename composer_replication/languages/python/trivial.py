@@ -21,13 +21,6 @@ _BODIES = (
     " | {'__iter__': lambda s: iter(()), '__len__': lambda s: 0, '__int__': lambda s: 1, '__exit__': lambda *_: None})()",
 )  # fmt: skip
 """From the simplest on. FIRST, SECOND and LAST are the function's parameters, where it has as many."""
-_JOINS = (
-    "return ONE + OTHER", "return OTHER + ONE", "return f'{ONE}{OTHER}'", "return (ONE, OTHER)", "return [ONE, OTHER]",
-    "return ONE == OTHER", "return ONE != OTHER", "return ONE < OTHER", "return ONE in OTHER", "return OTHER in ONE",
-    "return ONE or OTHER", "return ONE and OTHER", "return max(ONE, OTHER)", "return ONE[OTHER]", "return OTHER[ONE]",
-    "return ONE(OTHER)", "return OTHER(ONE)", "return getattr(ONE, OTHER)", "return isinstance(ONE, OTHER)",
-)  # fmt: skip
-"""Bodies that join two arguments in one operation: the first two, or the object and the only one."""
 
 _COMMON = ("return None", "raise ValueError", "raise KeyError")
 _KEPT_IN = (
@@ -79,14 +72,14 @@ class Asked:
 
 def trivial_bodies(function: Function) -> list[str]:
     """Return the trivial bodies that a function can have, each a line without its indentation."""
-    filled = (_filled(body, function.parameters) for body in (*_BODIES, *_JOINS))
+    filled = (_filled(body, function.parameters) for body in _BODIES)
     return [body for body in dict.fromkeys(filled) if body is not None]
 
 
 def bodies_by_heart(function: Function) -> list[str]:
     """Return the trivial bodies that depend on the arguments, and some others, for calls whose answers are not known by heart.
     The constants worth trying there are the function's own answers."""
-    filled = (_filled(body, function.parameters) for body in (*_COMMON, *filter(_depends, _BODIES), *_JOINS))
+    filled = (_filled(body, function.parameters) for body in (*_COMMON, *(body for body in _BODIES if _depends(body))))
     return [body for body in dict.fromkeys(filled) if body is not None]
 
 
@@ -99,7 +92,7 @@ def joint_bodies(functions: Sequence[Function]) -> list[tuple[str, ...]]:
 
 def joint_bodies_by_heart(functions: Sequence[Function]) -> list[tuple[str, ...]]:
     """Return those of `joint_bodies` that depend on the arguments, and some others (`bodies_by_heart`)."""
-    bodies = (*_COMMON, *filter(_depends, _BODIES))
+    bodies = (*_COMMON, *(body for body in _BODIES if _depends(body)))
     alike = [tuple(_filled(body, f.parameters) or "return None" for f in functions) for body in bodies]
     return list(dict.fromkeys([*alike, *_keeping(functions)]))
 
@@ -163,9 +156,7 @@ def _depends(body: str) -> bool:
 
 def _filled(body: str, names: Sequence[str]) -> str | None:
     """Return the body with the names of parameters; None where there is no such parameter."""
-    own = [name for name in names if name not in ("self", "cls")]
-    joined = own if len(own) > 1 else names if own else ()
-    places = {"FIRST": names[:1], "SECOND": names[1:2], "LAST": names[-1:], "ONE": joined[:1], "OTHER": joined[1:2]}
+    places = {"FIRST": names[:1], "SECOND": names[1:2], "LAST": names[-1:]}
     for place, name in places.items():
         if place in body:
             if not name:

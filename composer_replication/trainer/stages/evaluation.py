@@ -34,8 +34,7 @@ from composer_replication.trainer.planning.prompts import check_prompts, prompt_
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.sampling.kept_rollouts import folder_of, kept_rollouts
-from composer_replication.trainer.stages.sft import STAGE as SFT
-from composer_replication.trainer.stages.sft import checkpoint_of
+from composer_replication.trainer.stages.order import BEFORE_RL
 from composer_replication.types import Group, Unscored
 from composer_replication.types.errors import ConfigError
 
@@ -98,17 +97,17 @@ def _plain(value: Any) -> Any:
 
 
 def policies_of(config: RunConfig) -> dict[str, str]:
-    """Return the policies that a run has, by name: its start, the fine-tuned one, and each arm's newest checkpoint.
+    """Return the policies that a run has, by name: its start, those of its stages before RL, and each arm's newest checkpoint.
 
     Raises:
         ConfigError: an arm has the name of one of the others.
     """
-    reserved = {START, SFT} & set(config.arms)
+    reserved = {START, *(stage.name for stage in BEFORE_RL)} & set(config.arms)
     if reserved:
         name = min(reserved)
         raise ConfigError(f"the arm {name} is called as the run's own {name}", fix=f"name the policies: --policy {name}=FOLDER")
     arms = {arm: latest_checkpoint(config.out / config.name / "ckpt" / arm) for arm in config.arms}
-    found = {SFT: checkpoint_of(config), **arms}
+    found = {**{stage.name: stage.checkpoint_of(config) for stage in BEFORE_RL}, **arms}
     return {START: config.model.path, **{name: str(folder) for name, folder in found.items() if folder is not None}}
 
 
