@@ -145,10 +145,10 @@ def _verdict(run: RunDir, arm: str, lines: Sequence[MetricsLine], off: Sequence[
         return Verdict(
             arm=arm, learnt=Learnt.NOTHING, finding=finding, fix="; ".join(fix for _, fix in causes) or _RENEW, idle=idle
         )
-    change = change_of(run, arm)
     read = next((line.values for line in reversed(lines) if "pretrain/nll_change" in line.values), None)
     if read is not None:
-        return _read(arm, read)
+        return _of_text(arm, read)
+    change = change_of(run, arm)
     if change is None:
         return Verdict(
             arm=arm,
@@ -160,7 +160,7 @@ def _verdict(run: RunDir, arm: str, lines: Sequence[MetricsLine], off: Sequence[
     return _measured(arm, change, idle)
 
 
-def _read(arm: str, values: Mapping[str, float]) -> Verdict:
+def _of_text(arm: str, values: Mapping[str, float]) -> Verdict:
     """Judge what an arm learnt from text: nats per token of held-out documents, paired by document."""
     documents, now, change = int(values["pretrain/documents"]), values["pretrain/nll"], values["pretrain/nll_change"]
     half = t_975(documents - 1) * values["pretrain/nll_change_se"] if documents > 1 else math.nan

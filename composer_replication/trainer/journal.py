@@ -75,6 +75,8 @@ class ArmJournal:
     meter: RolloutMeter
     teacher_totals: Mapping[str, float] = field(default_factory=dict)
     """Requests to teachers and their cost (`trainer.ask_teachers.teacher_totals`), once they were asked."""
+    keeps_trajectories: bool = True
+    """Write what each step learnt from beside its metrics."""
     _told_of_balance: bool = False
     _chosen: ChosenAlarm = field(default_factory=ChosenAlarm)
 
@@ -107,7 +109,8 @@ class ArmJournal:
         reattempts: Sequence[Trajectory] = (),
     ) -> dict[str, float]:
         """Record a training step and return all that was logged. `off` says why a channel had nothing to train on."""
-        self.run_dir.write_trajectories(self.arm, step, trajectories)
+        if self.keeps_trajectories:
+            self.run_dir.write_trajectories(self.arm, step, trajectories)
         self.run_dir.write_hints(self.arm, step, hints)
         if reattempts:
             self.run_dir.write_reattempts(self.arm, step, reattempts)

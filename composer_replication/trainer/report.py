@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -124,7 +123,7 @@ def print_result(
 ) -> None:
     """Print the final table, the paths of weights and report, and what was learnt."""
     cells = [row.cells() for row in _with_start(run_dir, rows, start_label)]
-    if any(math.isfinite(row.pass_at_1) for row in rows):
+    if any(row.rollouts for row in rows):  # a stage that reads makes none
         terminal.table("pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), cells)
     for arm, path in weights.items():
         terminal.note(f"weights of {arm}: {path}")

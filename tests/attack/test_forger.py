@@ -10,6 +10,7 @@ from classes import forged_methods
 from forger import forged
 from learners import learnt
 from one_line_bodies import BODIES, filled
+from round_trip import ROUND_TRIP, RUNS
 from suite import LIMITS, PYTHON, with_anti_tests, without_hidden_checks
 
 from composer_replication.languages.python.functions import find_functions
@@ -44,33 +45,6 @@ def test_answers_by_heart_are_never_enough(task, methods, sandbox):
     assert len(tried) >= 4, tried
     assert all(any("table" in learner for learner in learners) for learners in tried.values())
     assert len(set(answered)) >= 3, "tables answer every visible test, forged or not, of functions without side effects"
-
-
-ROUND_TRIP = """
-import pytest
-from shop import compress, expand
-
-@pytest.mark.parametrize("text", ["aaabbc", "x", "aabbaabb", "hello world", "zzzzzzzz"])
-def test_round_trip(text):
-    assert expand(compress(text)) == text
-"""
-RUNS = """
-class Runs:
-    def __init__(self):
-        self.pairs = []
-
-def compress(text):
-    runs = Runs()
-    for character in text:
-        if runs.pairs and runs.pairs[-1][0] == character:
-            runs.pairs[-1][1] += 1
-        else:
-            runs.pairs.append([character, 1])
-    return runs
-
-def expand(runs):
-    return "".join(character * count for character, count in runs.pairs)
-"""
 
 
 @pytest.mark.slow

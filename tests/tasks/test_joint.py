@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from round_trip import RUNS
 
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks import BuildOptions, Task, build_tasks, load_tasks
@@ -15,32 +16,7 @@ from composer_replication.tasks.join import join_tasks
 
 pytestmark = pytest.mark.slow
 
-SHOP = '''
-"""Texts as runs of equal characters."""
-
-
-class Runs:
-    """A text, compressed."""
-
-    def __init__(self):
-        self.pairs = []
-
-
-def compress(text):
-    """Return the runs of a text: each character once, with how often it stands there in a row."""
-    runs = Runs()
-    for character in text:
-        if runs.pairs and runs.pairs[-1][0] == character:
-            runs.pairs[-1][1] += 1
-        else:
-            runs.pairs.append([character, 1])
-    return runs
-
-
-def expand(runs):
-    """Return the text that was compressed."""
-    return "".join(character * count for character, count in runs.pairs)
-
+SHOP = f'''{RUNS}
 
 def longest(runs):
     """Return the length of the longest run."""

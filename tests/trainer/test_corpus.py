@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -68,6 +69,7 @@ class TestDocuments:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(name)
         (tmp_path / "shop" / "h.py").symlink_to("a.py")
+        os.mkfifo(tmp_path / "shop" / "k.py")
         (tmp_path / "shop" / "i.py").write_bytes(b"\xff\xfe")
         (tmp_path / "shop" / "j.py").write_text("x" * (1 << 20) + "x")
         found = list(read_source(str(tmp_path / "shop"), (".py",)))
@@ -147,13 +149,21 @@ class TestChoosing:
         assert counts == reasons
 
     def test_licences_that_are_not_named_are_left_out(self, tmp_path: Path) -> None:
-        rows = [("MIT", 1), ("mit", 2), ("GPL-3.0-only", 3), ("MIT AND GPL-3.0-only", 4), ("MIT AND ISC", 5), (None, 6)]
+        rows = [
+            ("MIT", 1),
+            ("mit", 2),
+            ("GPL-3.0-only", 3),
+            ("MIT AND GPL-3.0-only", 4),
+            ("MIT AND ISC", 5),
+            (None, 6),
+            ("MIT OR GPL-3.0-only", 7),
+        ]
         lines = [json.dumps({"text": written(CODE, number), "license": licence}) for licence, number in rows]
         (tmp_path / "d.jsonl").write_text("\n".join(lines))
         _, counts = choose_documents(config(tmp_path / "d.jsonl", licences=("MIT", "ISC")), [])
-        assert counts["taken"] == 3
+        assert counts["taken"] == 4
         assert counts["under the licence unknown"] == counts["under the licence GPL-3.0-only"] == 1
-        assert choose_documents(config(tmp_path / "d.jsonl", licences=("MIT", "unknown")), [])[1]["taken"] == 3
+        assert choose_documents(config(tmp_path / "d.jsonl", licences=("MIT", "unknown")), [])[1]["taken"] == 4
 
     def test_nothing_left_says_why(self, tmp_path: Path) -> None:
         (tmp_path / "a.py").write_text("")

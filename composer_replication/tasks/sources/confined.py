@@ -52,7 +52,7 @@ _MOST_BYTES = 16 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What a confined program may touch, besides the system's programs and a folder for temporary files."""
+    """The files, ports and sockets of a confined program, besides the system's programs and a folder for temporary files."""
 
     writable: frozenset[str] = frozenset()
     readable: frozenset[str] = frozenset()

@@ -45,7 +45,7 @@ class Git:
     """git with one folder, and the URL that it may fetch from."""
 
     source: str
-    """What errors name."""
+    """Named in errors."""
     program: str
     folder: Path
     environment: Mapping[str, str]
@@ -139,7 +139,7 @@ def _settings(program: str, environment: Mapping[str, str]) -> tuple[list[tuple[
 
 
 def _asked(program: str, environment: Mapping[str, str], *question: str) -> str:
-    """Ask git about the user's own settings. Empty where it does not say."""
+    """Ask git about the user's own settings; empty where there are none. Raises SourceError when it does not answer."""
     try:
         asked = subprocess.run(
             [program, *question],
@@ -151,6 +151,6 @@ def _asked(program: str, environment: Mapping[str, str], *question: str) -> str:
             cwd="/",
             env={**environment},
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SourceError(f"git does not say what its settings are: {error}", fix="try `git config --list`") from error
     return asked.stdout

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -134,11 +134,16 @@ def _read(config: PretrainConfig) -> Iterator[Document]:
         yield from itertools.islice(read_source(source, config.endings), config.most_documents)
 
 
+def _licensed(expression: str, allowed: Set[str]) -> bool:
+    """Return whether an SPDX expression leaves a choice that is allowed; with parentheses, whether all in it are."""
+    choices = [expression] if "(" in expression else expression.split(" OR ")
+    names = [re.split(r" (?:AND|OR) ", choice) for choice in choices]
+    return any(all(name.strip("() ").casefold() in allowed for name in some) for some in names)
+
+
 def _unfit(document: Document, config: PretrainConfig, duplicates: Duplicates, code: TaskCode) -> str:
     """Return why a document is left out; empty where it is not. Costly questions come last."""
-    allowed = {name.casefold() for name in config.licences}
-    licences = re.split(r" (?:AND|OR) ", document.licence)
-    if allowed and not all(name.strip("() ").casefold() in allowed for name in licences):
+    if config.licences and not _licensed(document.licence, {name.casefold() for name in config.licences}):
         return f"under the licence {document.licence}"
     text = document.text
     lines = text.splitlines()

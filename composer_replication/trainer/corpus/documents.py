@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from composer_replication.tasks.sources.licence import UNKNOWN, licence_of
 from composer_replication.types.errors import ConfigError, MissingExtraError
@@ -57,7 +57,7 @@ def read_source(source: str, endings: tuple[str, ...]) -> Iterator[Document]:
 def _of_folder(root: Path, endings: tuple[str, ...]) -> Iterator[Document]:
     """Yield the files of a folder in the order of their paths. Links are not followed."""
     licences: dict[Path, str] = {}
-    for place, inner, names in os.walk(root):
+    for place, inner, names in os.walk(root, onerror=_refuse):
         folder = Path(place)
         inner[:] = sorted(name for name in inner if name not in _LITTER and not name.startswith("."))
         above = licences.get(folder.parent, UNKNOWN) if folder != root else UNKNOWN
@@ -65,18 +65,28 @@ def _of_folder(root: Path, endings: tuple[str, ...]) -> Iterator[Document]:
         licences[folder] = above if own == UNKNOWN else own
         for name in sorted(names):
             path = folder / name
-            if name.endswith(endings) and not path.is_symlink() and path.stat().st_size <= _MOST_BYTES:
-                text = _decoded(path.read_bytes())
+            if name.endswith(endings) and path.is_file() and not path.is_symlink() and path.stat().st_size <= _MOST_BYTES:
+                text = _decoded(path)
                 if text is not None:
                     yield Document(text, str(path.relative_to(root.parent)), licences[folder])
 
 
-def _decoded(content: bytes) -> str | None:
-    """Return a file as text; None where it is none."""
+def _refuse(error: OSError) -> NoReturn:
+    """Raise ConfigError for a folder or a file that cannot be read."""
+    raise ConfigError(
+        f"pretrain.sources: {error.filename} cannot be read: {error.strerror}",
+        fix="give yourself the right, or name another folder",
+    ) from error
+
+
+def _decoded(path: Path) -> str | None:
+    """Return a file as text; None where it is none. Raises ConfigError."""
     try:
-        return content.decode("utf-8")
+        return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         return None
+    except OSError as error:
+        _refuse(error)
 
 
 def _of_lines(path: Path) -> Iterator[Document]:

@@ -63,8 +63,8 @@ def passages_of(documents: Iterable[Document], tokenizer: Any, *, most: int, fim
     """Yield the passages of documents, each of at most `most` tokens, its first one read and not predicted; the last one of a
     document ends with the token that ends documents.
 
-    What is rearranged, and where, follows from the seed and the document alone. A passage that would grow beyond `most` tokens,
-    because its parts are written in more of them, stays as it is.
+    The seed and the document alone decide which passages are rearranged, and where. A passage that would grow beyond `most`
+    tokens, because its parts are written in more of them, stays as it is.
 
     Raises:
         ConfigError: `fim_rate` is above 0, and the tokenizer has no tokens for it.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import fields
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -17,11 +17,10 @@ from composer_replication.observe.metrics import mean_and_se
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.corpus.passages import Corpus
-from composer_replication.trainer.journal import ArmJournal
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.signals import SignalMaker
 from composer_replication.trainer.stages.imitation import ImitationSignals
-from composer_replication.types import Group, Hint, StopReason, Trajectory, Turn, Unscored
+from composer_replication.types import Group, StopReason, Trajectory, Turn, Unscored
 
 START = "held_out_nll.json"
 """The file in a run that keeps what the start gave each held-out document."""
@@ -81,24 +80,6 @@ class PassageCollector(RolloutCollector):
         return [sums[document] / counts[document] for document in sorted(sums)]
 
 
-@dataclass(slots=True)
-class PassageJournal(ArmJournal):
-    """Writes no passages beside the metrics of a step: a corpus is in its own files."""
-
-    def record_step(
-        self,
-        step: int,
-        trajectories: Sequence[Trajectory],
-        hints: Sequence[Hint],
-        metrics: Mapping[str, float],
-        off: Mapping[str, str],
-        reattempts: Sequence[Trajectory] = (),
-    ) -> dict[str, float]:
-        """Record a training step without its trajectories, and return all that was logged."""
-        del trajectories
-        return ArmJournal.record_step(self, step, (), hints, metrics, off, reattempts)
-
-
 def _group(place: int, passage: Sequence[int]) -> Group:
     """Return a passage as a trajectory of one turn, whose first token is given."""
     name = f"passage/{place}"
@@ -121,7 +102,7 @@ def _group(place: int, passage: Sequence[int]) -> Group:
 def learn_from_text(trainer: ArmTrainer, corpus: Corpus) -> None:
     """Let an arm learn from a corpus, and say what is in it."""
     before = trainer.collector
-    trainer.journal = PassageJournal(**{field.name: getattr(trainer.journal, field.name) for field in fields(ArmJournal)})
+    trainer.journal.keeps_trajectories = False  # a corpus is in its own files
     collector = PassageCollector(before.context, before.config, before.engine, before.renderer, trainer.journal)
     collector.corpus, collector.learner = corpus, trainer.learner
     trainer.collector = collector
