@@ -30,7 +30,7 @@ from composer_replication.teachers import (
 )
 from composer_replication.teachers.gate_steps import steps_of
 from composer_replication.teachers.gating import GatedAnswers, gate_of, split_teachers
-from composer_replication.teachers.pair_mining import (
+from composer_replication.teachers.mining.pair_mining import (
     DPOPair,
     PairMining,
     check_states,

@@ -4,8 +4,11 @@ Detectors ask it what was read, changed or run; the comparison of actions asks i
 nothing: a call of a tool it does not know is `EffectKind.OTHER`.
 
 Known are this framework's tools (`envs.tools`); `Read`, `Edit`, `MultiEdit`, `Write`, `Grep`, `Glob`, `LS`, `Bash` (Claude Code);
-`shell`, `local_shell`, `exec_command`, `apply_patch` (Codex); `execute_bash`, `terminal`, `str_replace_editor`, `file_editor`,
-`str_replace_based_edit_tool`, `finish` (OpenHands, SWE-agent, Anthropic's editor); `bash`, `submit` (SWE-agent, mini-swe-agent).
+`shell`, `local_shell`, `shell_command`, `container.exec`, `exec_command`, `apply_patch` (Codex); `run_shell_command` (Gemini);
+`execute_bash`, `terminal`, `str_replace_editor`, `file_editor`, `str_replace_based_edit_tool`, `finish` (OpenHands, SWE-agent,
+Anthropic's editor); `bash`, `submit` (SWE-agent, mini-swe-agent).
+
+`refusal_in` knows the fixed sentences with which these tools refuse a call.
 """
 
 from __future__ import annotations
@@ -221,6 +224,10 @@ def _plain(kind: EffectKind) -> Callable[[Mapping[str, Any]], ToolEffect]:
     return lambda _: ToolEffect(kind=kind)
 
 
+_SHELLS = (
+    *("bash", "Bash", "shell", "local_shell", "shell_command", "container.exec", "exec_command"),
+    *("run_shell_command", "execute_bash", "terminal"),
+)
 _TOOLS: Mapping[str, Callable[[Mapping[str, Any]], ToolEffect]] = {
     **dict.fromkeys(("read_file", "Read"), _read),
     **dict.fromkeys(("edit_file", "Edit", "MultiEdit"), _edit),
@@ -228,8 +235,81 @@ _TOOLS: Mapping[str, Callable[[Mapping[str, Any]], ToolEffect]] = {
     "apply_patch": _patch,
     **dict.fromkeys(("search", "Grep"), _search),
     **dict.fromkeys(("list_files", "LS", "Glob"), _list),
-    **dict.fromkeys(("bash", "Bash", "shell", "local_shell", "exec_command", "execute_bash", "terminal"), _shell),
+    **dict.fromkeys(_SHELLS, _shell),
     **dict.fromkeys(("str_replace_editor", "str_replace_based_edit_tool", "file_editor"), _editor),
     "run_tests": _plain(EffectKind.TEST),
     **dict.fromkeys(("submit", "finish"), _plain(EffectKind.SUBMIT)),
 }
+
+_OPENING = r"(?:<tool_use_error>)?(?:ERROR:\n|Error: )?\s*"
+_REFUSALS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (
+        "unknown_tool",
+        re.compile(
+            _OPENING + r"(?:No such tool available|unsupported (?:custom tool )?call|Tool '?[\w.-]+'? not found|"
+            r"[\w.-]+ is unavailable in (?:Default|Plan|Code|Execute|Pair Programming) mode)"
+        ),
+    ),
+    (
+        "invalid_arguments",
+        re.compile(
+            _OPENING + r"(?:InputValidationError|failed to parse function arguments|Error validating |"
+            r"Parameter `\w+` is required|Missing required argument|The path \S{1,300} is not an absolute path|"
+            r"File content \([^)\n]{1,40}\) exceeds maximum allowed|"
+            r"Invalid `\w+` parameter(?!: \S{1,300}\. The path \S{1,300} does not exist))"
+        ),
+    ),
+    (
+        "edit_not_applied",
+        re.compile(
+            _OPENING + r"(?:String to replace not found in file|No changes to make|"
+            r"Found \d+ matches of the string to replace|File has not been read yet|File has been modified since read|"
+            r"No replacement was performed|File already exists at|apply_patch verification failed|Failed to find )"
+            r"|(?:<tool_use_error>)?.{0,300}?(?:did not appear verbatim in|Multiple occurrences of old_str)",
+            re.DOTALL,
+        ),
+    ),
+    (
+        "path_not_found",
+        re.compile(
+            _OPENING + r"(?:File does not exist|Path does not exist|Directory does not exist|"
+            r"The (?:path|parent directory) \S{1,300} does not exist|"
+            r"Invalid `path` parameter: \S{1,300}\. The path \S{1,300} does not exist|"
+            r"ENOENT: no such file or directory|Ran into \[Errno 2\] |File \S+ not found)"
+        ),
+    ),
+)
+"""Sentences with which a tool begins its answer."""
+_OF_EDITORS = frozenset({"edit_not_applied", "path_not_found"})
+"""Kinds that a shell's output does not have: it may be any file's text."""
+_PATCHED = "apply_patch "
+"""Codex applies patches that a command holds, and answers itself."""
+_ADDED = frozenset(
+    "open goto scroll_up scroll_down create edit insert search_file search_dir find_file submit str_replace_editor".split()  # noqa: SIM905
+)
+"""Commands that SWE-agent adds to its shell, or offers as tools."""
+_REFUSALS_OF_ADDED: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (
+        "edit_not_applied",
+        re.compile(
+            r"\s*(?:Your proposed edit has introduced new syntax error|Your edit was not applied|No file opened\.|"
+            r"Your search and replace strings are the same|Error: Text not found: )"
+        ),
+    ),
+    ("invalid_arguments", re.compile(r"\s*(?:Usage: |goto allows only one line number|Error: <\w+> must be )")),
+    ("path_not_found", re.compile(r"\s*(?:(?:Error: )?(?:File|Directory)(?: name)? \S{1,300} not found\b)")),
+    ("command_failed", re.compile(r"\s*Wrong flag!")),
+)
+
+
+def refusal_in(answer: str, name: str, *, shell: bool) -> str | None:
+    """Return the kind of refusal that an answer begins with, if it is a sentence of a known tool.
+
+    Args:
+        name: the tool or, in a shell, the first program of the command.
+        shell: a command was run.
+    """
+    plain = shell and not answer.startswith(_PATCHED)
+    known = (one for one in _REFUSALS if not plain or one[0] not in _OF_EDITORS)
+    added = _REFUSALS_OF_ADDED if name in _ADDED else ()
+    return next((kind for kind, pattern in (*known, *added) if pattern.match(answer)), None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +16,7 @@ from rich.table import Table
 
 from composer_replication.cli.support.options import shortened
 from composer_replication.cli.support.transcripts import Batch, read_transcripts
-from composer_replication.config import load_teachers
+from composer_replication.config import HintConfig, load_teachers
 from composer_replication.hints import (
     DEFAULT_GENERATORS,
     Detector,
@@ -24,6 +26,7 @@ from composer_replication.hints import (
     LintChanged,
     StyleRules,
     all_detectors,
+    detectors_named,
     generators_named,
     load_rules,
 )
@@ -39,6 +42,8 @@ _Explained = tuple[str, Transcript, list[tuple[Finding, Hint]]]
 
 app = typer.Typer(no_args_is_help=True, help="Look at the hint channel's findings and hints.")
 
+UNUSED = "its detector is not in loss.hint.detectors"
+"""Why what a detector found is no hint."""
 _SHOWN = ("path", "problem", "message", "source", "tests", "complaints", "reason", "exit_code", "mark", "rule", "first_read")
 
 
@@ -58,10 +63,13 @@ def explain(
 ) -> None:
     """Show what every detector finds, which hint would be given at that turn, and why when there is none.
 
-    Hints that a run recorded are shown as they were given. The project's documentation is not available here, so it is not quoted
-    again.
+    A run trains only on what the detectors of its `loss.hint.detectors` find; other logs are read as a run would by default. What
+    the other detectors find is shown too, and marked. Hints that a run recorded are shown as they were given. The project's
+    documentation is not available here, so it is not quoted again.
     """
-    detectors = [one for one in all_detectors().values() if not one.needs & {"subprocess", "judge"}]
+    names = _detectors_of(traces)
+    detectors = [*detectors_named(names)]
+    others = [one for name, one in all_detectors().items() if name not in names and not one.needs & {"subprocess", "judge"}]
     if lint:
         detectors.append(LintChanged())
     asked: Counter[Answered] = Counter()
@@ -70,7 +78,8 @@ def explain(
     if style.rules:
         detectors.append(style)
     generators = generators_named([*DEFAULT_GENERATORS, "sibling", "consensus", *(["judge"] if ask else [])], ask)
-    explained = [one for batch in read_transcripts(traces) for one in _explain(batch, detectors, generators, per_trajectory)]
+    batches = read_transcripts(traces)
+    explained = [one for batch in batches for one in _explain(batch, detectors, others, generators, per_trajectory)]
     if not explained:
         raise TraceError(f"no transcripts in {traces}", fix="name a run that has rolled out something, or traces")
     if as_json:
@@ -107,13 +116,31 @@ def _print_asked(asked: Counter[Answered], style: StyleRules, ledger: Path, max_
         raise typer.Exit(TeacherError.exit_code)
 
 
-def _explain(batch: Batch, detectors: Sequence[Detector], generators: Sequence[HintGenerator], most: int) -> Iterator[_Explained]:
+def _detectors_of(traces: Path) -> Sequence[str]:
+    """Return the names of the detectors that a run trained on; of anything else those that runs use by default."""
+    standard = HintConfig().detectors
+    written = traces / "config.toml"
+    if not written.is_file():
+        return standard
+    hint = tomllib.loads(written.read_text("utf-8")).get("loss", {}).get("hint", {})
+    return tuple(hint.get("detectors", standard))
+
+
+def _explain(
+    batch: Batch,
+    detectors: Sequence[Detector],
+    others: Sequence[Detector],
+    generators: Sequence[HintGenerator],
+    most: int,
+) -> Iterator[_Explained]:
     for one in batch.transcripts:
         siblings = tuple(s for s in batch.transcripts if one.task_id and s.task_id == one.task_id and s.reward == 1.0)
         context = HintContext(tools=one.tools, siblings=siblings, consensus=batch.consensus)
         said = explain_one(one, context, max_hints=most, detectors=detectors, generators=generators)
         recorded = [(f, batch.hints.get((h.trajectory_id, h.turn, h.kind), h)) for f, h in said]
-        yield batch.name, one, recorded
+        unused = explain_one(one, context, max_hints=max(1, len(one.turns)), detectors=others, generators=generators)
+        marked = [(f, h if h.dropped is not None else replace(h, dropped=UNUSED)) for f, h in unused]
+        yield batch.name, one, sorted([*recorded, *marked], key=lambda pair: pair[0].turn)
 
 
 def _as_json(batch: str, one: Transcript, said: list[tuple[Finding, Hint]]) -> dict[str, Any]:

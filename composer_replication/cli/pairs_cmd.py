@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +14,7 @@ from rich.table import Table
 from composer_replication.actions.calls import parse_action
 from composer_replication.cli.replay_cmd import read_states
 from composer_replication.cli.support.options import refuse_overwriting, shortened, wide_console
+from composer_replication.config import load_teachers
 from composer_replication.observe.console import Console, echo
 from composer_replication.types.errors import ConfigError
 
@@ -21,9 +23,18 @@ if TYPE_CHECKING:
     from composer_replication.replaysim.pairs_file import BadLine
     from composer_replication.replaysim.recipe import Operator
     from composer_replication.teachers import TeacherAnswer
-    from composer_replication.teachers.pair_mining import PairMining
+    from composer_replication.teachers.mining.judged_mining import Judge
+    from composer_replication.teachers.mining.pair_mining import PairMining
     from composer_replication.traces import TraceState
 
+ThresholdOption = Annotated[int, typer.Option(min=1, help="Families of teachers that must choose the same action.")]
+JudgeOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file whose first \\[\\[teachers]] table is asked, in both orders, whether two actions are interchangeable "
+        "where nothing else tells."
+    ),
+]
 app = typer.Typer(help="Preference pairs, as lines of JSON.", no_args_is_help=True)
 
 EXIT_NO_PAIRS = 9
@@ -37,7 +48,14 @@ def extract(
     states: Annotated[Path, typer.Argument(help="The states that were replayed, as `composer replay` read them.")],
     answers: Annotated[Path, typer.Argument(help="The answers.jsonl that `composer replay` wrote.")],
     out: Annotated[Path, typer.Option(help="File for the pairs, one per line, in JSON; replaced whole.")],
-    threshold: Annotated[int, typer.Option(min=1, help="Families of teachers that must choose the same action.")] = 2,
+    threshold: ThresholdOption = 2,
+    judge: JudgeOption = None,
+    max_usd: Annotated[
+        float, typer.Option(min=0.0, help="Cap on everything the judge's ledger has paid or holds, in US dollars.")
+    ] = 0.0,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Ledger of the judge's answers; by default ledger.sqlite beside ANSWERS.")
+    ] = None,
 ) -> None:
     """Make a preference pair of every state where enough teachers agree on another action than the student's.
 
@@ -45,15 +63,16 @@ def extract(
     """
     from composer_replication.replaysim.pairs_file import write_pairs
     from composer_replication.teachers import read_answers
-    from composer_replication.teachers.pair_mining import find_disagreements
+    from composer_replication.teachers.mining.judged_mining import find_judged_disagreements
 
-    refuse_overwriting({"STATES": states, "ANSWERS": answers}, {"--out": out})
+    refuse_overwriting({"STATES": states, "ANSWERS": answers, "--judge": judge}, {"--out": out})
+    asked = None if judge is None else _judge(judge, max_usd, ledger or answers.parent / "ledger.sqlite")
     given, answered = read_states(states), read_answers(answers)
     known = {state["state_id"] for state in given}
     strange = sum(answer.question_id not in known for answer in answered)
     if strange == len(answered):
         raise ConfigError(f"none of the {strange} answers in {answers} is to a state of {states}", fix="name the states replayed")
-    found = find_disagreements(given, answered, threshold)
+    found = asyncio.run(find_judged_disagreements(given, answered, threshold, judge=asked))
     by_id = {state["state_id"]: state for state in given}
     extra = {name: {"tools": by_id[name].get("tools", []), "confidence": weight} for name, weight in found.confidence.items()}
     write_pairs(out, ({**pair, **extra[pair["state_id"]]} for pair in found.pairs))
@@ -64,6 +83,40 @@ def extract(
         if len(families) < threshold:
             echo(f"the answers are of {len(families)} families and --threshold is {threshold}: lower it", err=True)
         raise typer.Exit(EXIT_NO_PAIRS)
+
+
+@app.command("from-logs")
+def from_logs(
+    logs: Annotated[Path, typer.Argument(help="A log of any agent, or a folder that is searched for them.")],
+    teachers: Annotated[Path, typer.Option(help="TOML file with \\[\\[teachers]] tables, as a run file has them.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for everything that is made, pairs.jsonl among it.")],
+    max_usd: Annotated[float, typer.Option(min=0.0, help="Cap on everything that teachers and judge have cost, in US dollars.")],
+    threshold: ThresholdOption = 2,
+    judge: JudgeOption = None,
+    tools: Annotated[Path | None, typer.Option(help="JSON list of tool schemas, for logs that do not name theirs.")] = None,
+) -> None:
+    """Make preference pairs of logs: import them, ask teachers what they would have done at every turn, and compare.
+
+    It does what `composer traces import`, `composer traces states`, `composer replay` and `composer pairs extract` do, one after
+    the other. Killed or repeated, it resumes: answers in the ledger are not asked or paid for again.
+    """
+    from composer_replication.cli import replay_cmd, traces_cmd
+
+    states, answers = out / "states.jsonl", out / "answers.jsonl"
+    traces_cmd.import_(logs, out, tools=tools)
+    traces_cmd.states(out, states)
+    replay_cmd.replay(states, teachers, out, max_usd)
+    extract(states, answers, out / "pairs.jsonl", threshold, judge, max_usd)
+
+
+def _judge(path: Path, max_usd: float, ledger: Path) -> Judge:
+    """Return the first teacher of a file as a judge. Raises ConfigError as `load_teachers` and `check_teachers` do."""
+    from composer_replication.teachers import Teacher, check_teachers
+    from composer_replication.teachers.mining.judged_mining import Judge
+
+    teacher = Teacher.of(load_teachers(path)[0])
+    check_teachers([teacher], max_usd)
+    return Judge(teacher=teacher, ledger=ledger, max_total_usd=max_usd)
 
 
 def _show_found(states: Sequence[TraceState], answers: Sequence[TeacherAnswer], strange: int, found: PairMining) -> None:

@@ -63,6 +63,11 @@ class RewardConfig(Section):
     kl_weight: Weight = 0.0
     """Multiply the k1 estimate of the trajectory's KL(policy || reference), in nats, by this and subtract it from the reward. For
     a KL term in the loss set `loss.rlvr.kl_beta` instead."""
+    teacher_kl_weight: Weight = 0.0
+    """Add this times log p(teachers) - log p(policy), in nats, to the advantage of every sampled token: on-policy distillation,
+    which descends KL(policy || teachers). The teachers are those of [[teachers]] with `scores_tokens`, and p(teachers) is the
+    mean of their probabilities. It teaches on every task, also where no sibling passes. Begin at 0.1 beside rewards, at 1 in
+    their place, and watch `reward/teacher_kl/mean`. The substrates trl, verl and prime_rl refuse it."""
 
 
 class RlvrConfig(Section):
@@ -200,10 +205,11 @@ class HintConfig(Section):
     over turns (`turn`), which weighs a token more by the tokens of a turn."""
     detectors: tuple[str, ...] = (
         *("unknown_tool", "malformed_call", "invalid_arguments", "edit_not_applied", "path_not_found", "permission"),
-        *("failed_run", "failed_grade", "repeated_action"),
+        *("failed_run", "failed_grade", "repeated_action", "malformed_markup", "no_tool_call", "cut_off"),
     )
     """Name the detectors that find error turns. If several fire on one turn, the first one that yields a hint counts. The
-    defaults only repeat what the environment itself reported. Installed packages may add detectors."""
+    defaults repeat what the environment itself reported, or find that a turn has no call that could be carried out. Installed
+    packages may add detectors."""
     generators: tuple[str, ...] = ("documentation", "template", "environment")
     """Name the hint writers; the first that has something to say writes the hint. `sibling` describes what a passing attempt did
     at the same point; `judge` asks the first of [[teachers]], within loss.replay.max_total_usd."""
@@ -254,6 +260,9 @@ class ReplayConfig(Section):
     """Freeze this many trajectories of the starting policy per training task for replay."""
     agreement_threshold: Positive = 2
     """Require this many teacher families to choose the same action, different from the student's."""
+    judge: bool = False
+    """Ask the first of [[teachers]], within max_total_usd, whether two actions are interchangeable where neither their text nor
+    the sandbox tells, in both orders. Turn it on when the run reports many undecided comparisons."""
     verify: bool = True
     """Execute each chosen action in the sandbox: an edit must pass the tests, any other action must work where the student
     failed."""

@@ -125,6 +125,9 @@ class TeacherConfig(Section):
     timeout_s: Annotated[float, Field(gt=0.0)] = 120.0
     """Give up on a request after this many seconds. Such a request may have been billed, so it counts towards the cap and is not
     retried automatically."""
+    scores_tokens: bool = False
+    """Ask this teacher how likely it finds the tokens that the policy sampled (with `reward.teacher_kl_weight`). It has to be a
+    vLLM server of your own, with a model that has the policy's tokenizer; what it reads costs nothing in the ledger."""
     max_retries: Annotated[int, Field(ge=0)] = 4
     """Retry this many times after failures that cost nothing: rate limits, server errors, refused connections."""
 
@@ -298,6 +301,16 @@ class RunConfig(Section):
     def scores_turns(self) -> bool:
         """True when training asks the process reward model of `reward.prm.path` about every turn."""
         return self.reward.prm.weight > 0 or (self.curriculum.enabled and self.curriculum.prm_credit > 0)
+
+    @model_validator(mode="after")
+    def _tokens_are_scored_by_a_teacher(self) -> Self:
+        scoring = any(teacher.scores_tokens for teacher in self.teachers)
+        if self.reward.teacher_kl_weight > 0 and not scoring:
+            refuse(
+                f"reward.teacher_kl_weight = {self.reward.teacher_kl_weight} and no teacher scores tokens",
+                "set scores_tokens = true for a [[teachers]] table of a vLLM server",
+            )
+        return self
 
     @model_validator(mode="after")
     def _turns_are_scored_by_a_model(self) -> Self:

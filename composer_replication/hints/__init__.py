@@ -8,7 +8,7 @@ from composer_replication.hints.detectors.lint import LintChanged
 from composer_replication.hints.detectors.reading import Reading
 from composer_replication.hints.detectors.registry import (
     BUILTIN_DETECTORS,
-    ENVIRONMENT,
+    STANDARD,
     Detector,
     all_detectors,
     detect,
@@ -34,7 +34,7 @@ from composer_replication.hints.templates import TemplateHint, template_hint
 __all__ = [
     "BUILTIN_DETECTORS",
     "DEFAULT_GENERATORS",
-    "ENVIRONMENT",
+    "STANDARD",
     "Ask",
     "BetterActionHint",
     "Detector",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from composer_replication.actions.calls import Call
 from composer_replication.hints.better import better_actions
 from composer_replication.hints.context import HintContext
-from composer_replication.hints.detectors.registry import ENVIRONMENT, Detector, detect, detectors_named, first_error
+from composer_replication.hints.detectors.registry import STANDARD, Detector, detect, detectors_named, first_error
 from composer_replication.hints.generators import DEFAULT_GENERATORS, HintGenerator, generators_named
 from composer_replication.hints.leak import leaks_action, leaks_gold
 from composer_replication.types import Finding, Hint, Trajectory
@@ -46,11 +46,11 @@ def find_hints(
             same task with reward 1 are added to it as siblings.
         max_per_trajectory: later errors are mostly consequences of the first, so the default is one.
         gold: the deleted code by task id; a hint that gives any of it away is dropped and counted.
-        detectors: by default those that repeat what the environment said (`ENVIRONMENT`).
+        detectors: by default those of runs (`STANDARD`).
         generators: by default those of `DEFAULT_GENERATORS`. Asked in this order.
         demo: a hint may show a better action itself (`HintContext.demo`).
     """
-    detectors = detectors_named(ENVIRONMENT) if detectors is None else detectors
+    detectors = detectors_named(STANDARD) if detectors is None else detectors
     generators = generators_named(DEFAULT_GENERATORS) if generators is None else generators
     solved: dict[str, tuple[Transcript, ...]] = {}
     for one in trajectories:

@@ -36,15 +36,15 @@ def collate(
     max_tokens: int | None = None,
     hint_reduction: HintReduction = "token",
     device: torch.device | str = "cpu",
-    turn_advantages: Mapping[str, Sequence[float]] | None = None,
+    token_advantages: Mapping[str, Sequence[Sequence[float]]] | None = None,
 ) -> Batch:
     """Build one batch with the streams and denominators of all three channels; row i is `trajectories[i]`.
 
     - `advantages`: one per trajectory; None (unscored) gives its tokens weight 0 and leaves it out of the denominator, while
       its hints still teach. `advantages=None` as a whole makes an imitation batch: no RL keys, cross-entropy on every
       sampled token.
-    - `turn_advantages`: by trajectory id, one number per turn that is added to the trajectory's advantage for the tokens of that
-      turn; a trajectory that is not named has the same advantage everywhere.
+    - `token_advantages`: by trajectory id, for each turn one number per sampled token that is added to the trajectory's advantage
+      there; a trajectory that is not named has the same advantage everywhere.
     - `objective` and `max_tokens`: see `policy_gradient.sequence_weights`.
     - `hint_reduction`: the hint denominator is the number of hinted turns ("turn": the mean over turns of the SUM over a
       turn's tokens) or of compared tokens ("token").
@@ -58,7 +58,7 @@ def collate(
         raise ValueError(f"{len(advantages)} advantages for {len(trajectories)} trajectories")
     batch: Batch = {}
     if trajectories:
-        batch |= _rows(trajectories, advantages, turn_advantages or {}, pad_id, objective, max_tokens)
+        batch |= _rows(trajectories, advantages, token_advantages or {}, pad_id, objective, max_tokens)
     if hints:
         batch |= _hints(hints, trajectories, pad_id, hint_reduction)
     if pairs:
@@ -72,7 +72,7 @@ def collate(
 def _rows(
     trajectories: Sequence[Trajectory],
     advantages: Sequence[float | None] | None,
-    turn_advantages: Mapping[str, Sequence[float]],
+    token_advantages: Mapping[str, Sequence[Sequence[float]]],
     pad_id: int,
     objective: Objective,
     max_tokens: int | None,
@@ -84,8 +84,8 @@ def _rows(
     for i, trajectory in enumerate(trajectories):
         if not trajectory.prompt_ids:
             raise ValueError(f"trajectory {trajectory.trajectory_id!r} has no prompt: its first token could not be predicted")
-        of_turns = turn_advantages.get(trajectory.trajectory_id) or [0.0] * len(trajectory.turns)
-        for number, (turn, more) in enumerate(zip(trajectory.turns, of_turns, strict=True)):
+        more = token_advantages.get(trajectory.trajectory_id)
+        for number, turn in enumerate(trajectory.turns):
             if len(turn.logprobs) != len(turn.action_ids):
                 raise ValueError(
                     f"trajectory {trajectory.trajectory_id!r}, turn {number}: "
@@ -95,7 +95,8 @@ def _rows(
             where = slice(start, start + len(turn.action_ids))
             response_mask[i, where] = 1
             old_logprobs[i, where] = torch.tensor(turn.logprobs)
-            added[i, where] = more
+            if more is not None:
+                added[i, where] = torch.tensor(more[number])
     batch = {"input_ids": input_ids, "attention_mask": attention_mask, "response_mask": response_mask}
     if any(trajectory.experts is not None for trajectory in trajectories):
         batch["routed_experts"] = _experts(trajectories, input_ids.shape[1])

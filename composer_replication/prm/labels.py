@@ -15,7 +15,7 @@ from composer_replication.actions.calls import Call, canonical_action, render_ac
 from composer_replication.observe import files
 from composer_replication.prm.data import step_turns, task_of
 from composer_replication.teachers import TeacherAnswer, Vote, cast_vote
-from composer_replication.teachers.pair_mining import scene_of, student_action
+from composer_replication.teachers.mining.pair_mining import scene_of, student_action
 from composer_replication.teachers.rewards import weighted_reward
 from composer_replication.traces import TraceState, state_id, states_from_traces, states_from_trajectories
 from composer_replication.traces.recorder import RAW

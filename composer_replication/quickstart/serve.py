@@ -1,8 +1,9 @@
 """An OpenAI-compatible HTTP endpoint over local models: `python -m composer_replication.quickstart.serve NAME=FOLDER ...`.
 
-`POST /v1/chat/completions` with tools and tool calls, `GET /v1/models`, `GET /health`. Requests that arrive together are sampled
-as one batch. Prints `listening on http://127.0.0.1:PORT/v1` once it is ready and ends when its standard input is closed, so it
-never outlives the process that started it. Listens on the loopback interface only.
+`POST /v1/chat/completions` with tools and tool calls, `GET /v1/models`, `GET /health`; and, in vLLM's words, `POST /tokenize` and
+`POST /v1/completions` that asks for the log-probs of its prompt. Requests that arrive together are sampled as one batch. Prints
+`listening on http://127.0.0.1:PORT/v1` once it is ready and ends when its standard input is closed, so it never outlives the
+process that started it. Listens on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import queue
 import sys
 import threading
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
+
+import torch
 
 from composer_replication.config import ModelConfig
 from composer_replication.loss.forward.models import load_policy
@@ -43,6 +47,7 @@ class ModelServer:
     def __init__(self, folder: str) -> None:
         model, tokenizer = load_policy(ModelConfig(path=folder, device="cpu"))
         self.renderer = ChatRenderer(tokenizer)
+        self._model = model
         self._engine = TransformersEngine(model, tokenizer)
         self._jobs: queue.Queue[_ChatJob] = queue.Queue()
         threading.Thread(target=self._work, daemon=True).start()
@@ -62,6 +67,22 @@ class ModelServer:
         if job.sample is None:
             raise ValueError(f"the model could not answer: {job.error}")
         return self._response(body, job.sample, len(prompt))
+
+    def tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the token ids of a text. Raises KeyError."""
+        return {"tokens": self.renderer.tokenizer.encode(body["prompt"], add_special_tokens=False)}
+
+    @torch.no_grad()
+    def score(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the log-prob of each token of a prompt, given as ids, after those before it. Raises ValueError or KeyError."""
+        ids = torch.tensor([body["prompt"]])
+        if body.get("prompt_logprobs") is None or not 2 <= ids.shape[1] <= self._engine.context_window:
+            raise ValueError(f"expected prompt_logprobs and a prompt of 2 to {self._engine.context_window} token ids")
+        scores = self._model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        of_tokens = scores.gather(-1, ids[0, 1:, None])[:, 0].tolist()
+        found = [{str(token): {"logprob": score}} for token, score in zip(body["prompt"][1:], of_tokens, strict=True)]
+        choice = {"index": 0, "text": "", "finish_reason": "length", "prompt_logprobs": [None, *found]}
+        return {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "model": body["model"], "choices": [choice]}
 
     def _work(self) -> None:
         while True:
@@ -101,6 +122,11 @@ class ModelServer:
 class _ChatHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     models: ClassVar[dict[str, ModelServer]] = {}
+    paths: ClassVar[dict[str, Callable[[ModelServer, dict[str, Any]], dict[str, Any]]]] = {
+        "/v1/chat/completions": ModelServer.complete,
+        "/v1/completions": ModelServer.score,
+        "/tokenize": ModelServer.tokenize,
+    }
 
     def do_GET(self) -> None:
         """Serve health and the list of models."""
@@ -112,8 +138,9 @@ class _ChatHandler(BaseHTTPRequestHandler):
             self._refuse(404, f"no such path {self.path}")
 
     def do_POST(self) -> None:
-        """Serve chat completions."""
-        if self.path != "/v1/chat/completions":
+        """Serve chat completions, tokens, and the log-probs of prompts."""
+        serve = self.paths.get(self.path)
+        if serve is None:
             self._refuse(404, f"no such path {self.path}")
             return
         try:
@@ -122,7 +149,7 @@ class _ChatHandler(BaseHTTPRequestHandler):
             if server is None:
                 self._refuse(404, f"no model {body['model']!r}; known: {', '.join(self.models)}")
                 return
-            self._answer(200, server.complete(body))
+            self._answer(200, serve(server, body))
         except (ValueError, KeyError, TypeError) as error:
             self._refuse(400, f"{type(error).__name__}: {error}")
 
@@ -154,8 +181,6 @@ class TeacherServer(ThreadingHTTPServer):
 
 def main(arguments: list[str]) -> int:
     """Serve `NAME=FOLDER` models on a free port until standard input closes."""
-    import torch
-
     guard_streams()
     torch.set_num_threads(1)
     try:

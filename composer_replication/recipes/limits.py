@@ -139,7 +139,7 @@ _WHOLE_STEP = "it needs the hints of a whole step at once, and PRIME-RL finishes
 _PRESENT = "it reads the starting policy all through the run, and PRIME-RL serves only the present one"
 _SERVE = f"serve it with `inference` on another GPU and set {FROZEN_URL} to its address"
 _UNREAD = (
-    *("reward.effort.weight", "reward.overlong_tokens", "reward.kl_weight", "reward.prm.weight"),
+    *("reward.effort.weight", "reward.overlong_tokens", "reward.kl_weight", "reward.prm.weight", "reward.teacher_kl_weight"),
     *("curriculum.enabled", "rollout.timeout_s", "rollout.max_rollouts", "tasks.instruction", "tasks.held_out_share"),
 )
 _TOGETHER = ("timeout_s", "max_rollouts")
@@ -174,6 +174,9 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         *(SubstrateLimit(f"rollout.{name}", "TRL samples the turns of all rollouts together") for name in _TOGETHER),
         SubstrateLimit("reward.kl_weight", "the rollouts of a step are scored in one pass", can=_FULL),
         SubstrateLimit("reward.prm.weight", "a rollout has one advantage, and process rewards give each turn its own", can=_FULL),
+        SubstrateLimit(
+            "reward.teacher_kl_weight", "a rollout has one advantage, and teachers give each token its own", can=_FULL
+        ),
         SubstrateLimit("loss.hint.useful_only", "the rollouts of a step are scored in one pass", can=_FULL),
         SubstrateLimit("model.frozen_copies", "TRL moves its models to its device", ("cpu",), _FULL),
         *_pairs_of_a_step("a step of the run is an optimizer step of TRL's"),
@@ -219,6 +222,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         SubstrateLimit("rollout.max_rollouts", "its servers decide how many rollouts they hold"),
         SubstrateLimit("reward.kl_weight", "its advantage estimators see rewards, and no verdict apart from them"),
         SubstrateLimit("reward.prm.weight", "its agent loops have no process reward model", can=_FULL),
+        SubstrateLimit("reward.teacher_kl_weight", "its agent loops ask no teachers about tokens", can=_FULL),
         SubstrateLimit("loss.hint.useful_only", "its agent loops have no weights to ask"),
         SubstrateLimit(
             "loss.hint.shuffle", "its agent loops see one task's trajectories, and the control needs other tasks' hints"

@@ -7,14 +7,14 @@ from composer_replication.teachers.answers import read_answers
 from composer_replication.teachers.audit import Audit, Missed
 from composer_replication.teachers.call import Failure
 from composer_replication.teachers.gate import Decision, Gate
-from composer_replication.teachers.judge import judge_pairs
 from composer_replication.teachers.ledger import Ledger, Reconciled, request_key
+from composer_replication.teachers.mining.judge import judge_pairs
+from composer_replication.teachers.mining.votes import cast_vote
 from composer_replication.teachers.planner import ReplayPlan, Scenario, measured, plan, warn_of_cap
 from composer_replication.teachers.pool import BUDGET, TeacherAnswer, TeacherPool, check_teachers
 from composer_replication.teachers.tariff import Bill, ReplayStep, Tariff, bill
 from composer_replication.teachers.teacher import Question, Teacher, wire_messages
 from composer_replication.teachers.tiers import OnTier, TieredAnswers, ask_in_tiers, cheapest
-from composer_replication.teachers.votes import cast_vote
 
 __all__ = [
     "BUDGET",

@@ -12,7 +12,7 @@ from typing import Any
 
 from composer_replication.config import GateConfig
 from composer_replication.teachers.gate import Gate, Reason
-from composer_replication.teachers.pair_mining import extract_dpo_pairs
+from composer_replication.teachers.mining.pair_mining import extract_dpo_pairs
 from composer_replication.teachers.pool import TeacherAnswer
 from composer_replication.teachers.teacher import Teacher
 from composer_replication.teachers.tiers import TieredAnswers, cheapest

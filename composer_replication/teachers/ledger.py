@@ -1,10 +1,10 @@
 """Every call ever made to a teacher, in one SQLite file: the cache, the record of money and the log from which a replay resumes.
 
 A call is a row. It is `open` while it is in progress, with the most it can cost reserved. It ends `paid`, at a cost that is
-known, or `held`, counted in full because it may be billed at an unknown price: it was sent and brought no answer,
-its reply named an impossible price, or the process that made it died. A call that cannot have been billed leaves no row. What is
-held stays so until the provider's bill is read (`Ledger.reconcile`). A question without an answer may be asked again, which is
-another call.
+known, or `held`, because it may be billed at an unknown price: it was sent and brought no answer, its reply named an impossible
+price, or the process that made it died. Then it counts with what such calls usually cost at most (`habits`), where that is known,
+and else with its reservation. A call that cannot have been billed leaves no row. What is held stays so until the provider's bill
+is read (`Ledger.reconcile`). A question without an answer may be asked again, which is another call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from composer_replication.types.errors import StorageError
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
-_FORMAT = 2
+_FORMAT = 3
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
     call_id TEXT PRIMARY KEY,
@@ -37,17 +37,25 @@ CREATE TABLE IF NOT EXISTS calls (
     usd REAL NOT NULL,
     answer TEXT,
     note TEXT NOT NULL,
-    unix_s REAL NOT NULL
+    unix_s REAL NOT NULL,
+    most REAL,
+    likely REAL
 ) STRICT, WITHOUT ROWID;
 CREATE UNIQUE INDEX IF NOT EXISTS one_answer ON calls (key) WHERE answer IS NOT NULL OR status = 'open';
 """
 _FROM_FORMAT_1 = """
 INSERT INTO calls SELECT
     lower(hex(randomblob(16))), substr(key, 1, 64), teacher, iif(answer IS NULL OR instr(key, ' '), 'held', 'paid'), usd,
-    iif(instr(key, ' '), NULL, answer), '', unix_s
+    iif(instr(key, ' '), NULL, answer), '', unix_s, NULL, NULL
 FROM answers;
 DROP TABLE answers;
 """
+_FROM_FORMAT_2 = "ALTER TABLE calls ADD COLUMN most REAL; ALTER TABLE calls ADD COLUMN likely REAL;"
+AT_RISK = 0.05
+"""Share of a cap that may be held for calls that a run left behind when it ended. Half of what is left of it may be in progress
+at a time, or one call, so that a run that is killed again and again leaves no more than this behind, and one call each time."""
+STOPPED = "the run stopped waiting for it"
+"""Reason of a call that is held because the run ended before it."""
 _KILLED = "the run ended while the call was under way"
 
 
@@ -93,12 +101,13 @@ class Ledger(AbstractContextManager["Ledger"]):
         self.path = None if path is None else Path(path)
         self._mutex = threading.Lock()
         self._open_usd: dict[str, float] = {}
+        self._open_likely: dict[str, float] = {}
         self._lock_fd: int | None = None
         if self.path is not None:
             self._lock_fd = _take_lock(self.path.resolve())  # a link to the file is the file
         try:
             self._db = self._open()
-            self._committed_usd = self.spent_usd
+            self._committed_usd, self._left_usd = self.spent_usd, self._left_behind()
         except BaseException:
             self._unlock()
             raise
@@ -111,11 +120,12 @@ class Ledger(AbstractContextManager["Ledger"]):
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = FULL")
                 found = db.execute("PRAGMA user_version").fetchone()[0]
-                if found not in (0, 1, _FORMAT):
+                if found not in (0, 1, 2, _FORMAT):
                     raise StorageError(f"{self.path} is a ledger of format {found}", fix="use another file for this version")
-                converted = _FROM_FORMAT_1 if found == 1 else ""
+                converted = {1: _FROM_FORMAT_1, 2: _FROM_FORMAT_2}.get(found, "")
                 db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}{converted}PRAGMA user_version = {_FORMAT};COMMIT;")
-                db.execute("UPDATE calls SET status = 'held', note = ? WHERE status = 'open'", (_KILLED,))
+                ended = "UPDATE calls SET status = 'held', usd = coalesce(likely, usd), note = ? WHERE status = 'open'"
+                db.execute(ended, (_KILLED,))
         except StorageError:
             db.close()
             raise
@@ -131,29 +141,42 @@ class Ledger(AbstractContextManager["Ledger"]):
         answer: dict[str, Any] = json.loads(row[0])
         return answer
 
-    def reserve(self, key: str, *, teacher: str, usd: float, cap_usd: float | None) -> str | None:
-        """Reserve `usd` for a call about to be made, and name the call. None, with nothing reserved, when everything spent and
-        held would exceed the cap.
+    def reserve(
+        self, key: str, *, teacher: str, usd: float, cap_usd: float | None, likely_usd: float | None = None
+    ) -> str | None:
+        """Reserve `usd`, the most it can cost, for a call about to be made, and name the call. None, with nothing reserved, when
+        it is not admitted.
+
+        Args:
+            likely_usd: see `admits`; what is held for the call if this process dies. None for all that is reserved.
 
         Raises:
             AskedAlreadyError: a call under the key is in progress or has brought an answer.
         """
         call_id = uuid.uuid4().hex
         with self._mutex, self._storage_errors():
-            if not self.fits(usd, cap_usd):
+            if not self.admits(usd, cap_usd, likely_usd=likely_usd):
                 return None
-            row = (call_id, key, teacher, usd, time.time())
+            row = (call_id, key, teacher, usd, time.time(), usd, likely_usd)
             try:
-                self._db.execute("INSERT INTO calls VALUES (?, ?, ?, 'open', ?, NULL, '', ?)", row)
+                self._db.execute("INSERT INTO calls VALUES (?, ?, ?, 'open', ?, NULL, '', ?, ?, ?)", row)
             except sqlite3.IntegrityError as taken:
                 raise AskedAlreadyError(key) from taken
             self._open_usd[call_id] = usd
+            self._open_likely[call_id] = usd if likely_usd is None else likely_usd
             self._committed_usd += usd
             return call_id
 
-    def fits(self, usd: float, cap_usd: float | None) -> bool:
-        """Return whether `usd` could be reserved at this moment."""
-        return cap_usd is None or self._committed_usd + usd <= cap_usd
+    def admits(self, usd: float, cap_usd: float | None, *, likely_usd: float | None = None) -> bool:
+        """Return whether `usd` could be reserved at this moment: with everything spent and held it is within the cap, and, where
+        `likely_usd` is given, what would be held if this process died now is no more than `AT_RISK` allows."""
+        if cap_usd is None:
+            return True
+        if not self._committed_usd + usd <= cap_usd:
+            return False
+        if likely_usd is None or not self._open_usd:
+            return True
+        return sum(self._open_likely.values()) + likely_usd <= (AT_RISK * cap_usd - self._left_usd) / 2
 
     def settle(self, call_id: str, *, usd: float, answer: Mapping[str, Any], doubt: str = "") -> None:
         """End a call that brought an answer, at its real cost.
@@ -171,22 +194,32 @@ class Ledger(AbstractContextManager["Ledger"]):
                 "UPDATE calls SET status = ?, usd = ?, answer = ?, note = ?, unix_s = ? WHERE call_id = ?",
                 (status, usd, record, doubt, time.time(), call_id),
             )
-            del self._open_usd[call_id]
+            self._end(call_id)
             self._committed_usd += usd - reserved
 
-    def hold(self, call_id: str, *, reason: str) -> None:
-        """End a call that may be billed and brought no answer: its reservation counts in full. Raises ValueError as `settle`."""
+    def hold(self, call_id: str, *, reason: str, usd: float | None = None) -> None:
+        """End a call that may be billed and brought no answer.
+
+        Args:
+            usd: what is held for it, at most its reservation; None for all of that.
+
+        Raises:
+            ValueError: no such call is in progress.
+        """
         with self._mutex, self._storage_errors():
-            self._under_way(call_id)
-            self._db.execute("UPDATE calls SET status = 'held', note = ? WHERE call_id = ?", (reason, call_id))
-            del self._open_usd[call_id]
+            reserved = self._under_way(call_id)
+            held = reserved if usd is None else min(usd, reserved)
+            self._db.execute("UPDATE calls SET status = 'held', usd = ?, note = ? WHERE call_id = ?", (held, reason, call_id))
+            self._end(call_id)
+            self._committed_usd += held - reserved
+            self._left_usd += held if reason == STOPPED else 0.0
 
     def release(self, call_id: str) -> None:
         """Forget a call that cannot have been billed. Raises ValueError as `settle`."""
         with self._mutex, self._storage_errors():
             reserved = self._under_way(call_id)
             self._db.execute("DELETE FROM calls WHERE call_id = ?", (call_id,))
-            del self._open_usd[call_id]
+            self._end(call_id)
             self._committed_usd -= reserved
 
     def is_open(self, call_id: str) -> bool:
@@ -197,6 +230,15 @@ class Ledger(AbstractContextManager["Ledger"]):
     def any_open(self) -> bool:
         """True when any call is in progress."""
         return bool(self._open_usd)
+
+    def shares(self, teacher: str, count: int) -> list[float]:
+        """Return what the teacher's last paid calls cost, each as a share of the most it could cost, the newest last."""
+        query = "SELECT usd / most FROM calls WHERE teacher = ? AND status = 'paid' AND most > 0 ORDER BY unix_s DESC LIMIT ?"
+        with self._mutex, self._storage_errors():
+            return [share for (share,) in self._db.execute(query, (teacher, count))][::-1]
+
+    def _end(self, call_id: str) -> None:
+        del self._open_usd[call_id], self._open_likely[call_id]
 
     def _under_way(self, call_id: str) -> float:
         if call_id not in self._open_usd:
@@ -224,7 +266,7 @@ class Ledger(AbstractContextManager["Ledger"]):
                 self._db.execute("BEGIN IMMEDIATE")
                 settled = [(usd, call_id) for call_id, usd in changed.items()]
                 self._db.executemany("UPDATE calls SET status = 'paid', usd = ? WHERE call_id = ?", settled)
-        self._committed_usd = self.spent_usd
+        self._committed_usd, self._left_usd = self.spent_usd, self._left_behind()
         billed = len(held & bill.keys())
         unknown = len(bill.keys() - held - paid.keys())
         return Reconciled(billed=billed, free=len(held) - billed, corrected=len(changed) - len(held), unknown=unknown)
@@ -259,6 +301,11 @@ class Ledger(AbstractContextManager["Ledger"]):
         """Number of answers bought."""
         row = self._query("SELECT COUNT(*) FROM calls WHERE answer IS NOT NULL")
         return int(row[0]) if row else 0
+
+    def _left_behind(self) -> float:
+        """Return USD held for calls that a run left behind when it ended."""
+        row = self._query("SELECT SUM(usd) FROM calls WHERE status = 'held' AND note IN (?, ?)", _KILLED, STOPPED)
+        return float(row[0] or 0.0) if row else 0.0
 
     def _sum(self, *statuses: str) -> float:
         return sum(self._by_teacher(*statuses).values())

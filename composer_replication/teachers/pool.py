@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.observe import usd
 from composer_replication.teachers.breaker import Breaker
 from composer_replication.teachers.call import Failure, NoAnswerError, call, make_client
-from composer_replication.teachers.ledger import AskedAlreadyError, Ledger, request_key
+from composer_replication.teachers.habits import RECENT, Habits
+from composer_replication.teachers.ledger import STOPPED, AskedAlreadyError, Ledger, request_key
 from composer_replication.teachers.pace import RateLimiter
 from composer_replication.teachers.reply import Price, Reply, price_of
 from composer_replication.teachers.teacher import Question, Teacher
@@ -107,6 +108,7 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
         self._above: Counter[str] = Counter()
         self._above_in_a_row: Counter[str] = Counter()
         self._dearest: dict[str, float] = {}
+        self._habits = {t.name: Habits(ledger.shares(t.name, RECENT)) for t in self.teachers}
         self._under_way: dict[str, asyncio.Future[TeacherAnswer]] = {}
         self._ended = asyncio.Condition()
         self._open_calls = 0
@@ -259,14 +261,16 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
     async def _reserve(self, job: _Question) -> str | None:
         """Wait for the teacher's turn, reserve the most a call can cost, or has cost where that is more, and name the call.
 
-        While calls in progress may yet cost less than is held for them, wait for them; None when there are none left.
+        While calls in progress may yet cost less than is reserved for them, or as many are in progress as may be lost at a time,
+        wait for them; None when there are none left.
         """
         name, most = job.teacher.name, job.teacher.most_expensive(job.question) or 0.0
         while True:
             bound = max(most, self._dearest.get(name, 0.0))
-            if self.ledger.fits(bound, self.max_total_usd):
+            cap, likely = self.max_total_usd, self._habits[name].likely(bound)
+            if self.ledger.admits(bound, cap, likely_usd=likely):
                 await self._paces[name].turn()
-                call_id = self.ledger.reserve(job.key, teacher=name, usd=bound, cap_usd=self.max_total_usd)
+                call_id = self.ledger.reserve(job.key, teacher=name, usd=bound, cap_usd=cap, likely_usd=likely)
                 if call_id is not None:
                     self._open_calls += 1
                     return call_id
@@ -284,7 +288,9 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
         client = self._clients.get(teacher.name)
         if client is None:
             client = self._clients[teacher.name] = make_client(teacher)
-        ending = "the run stopped waiting for it"
+        ending = STOPPED
+        most = teacher.most_expensive(question) or 0.0
+        held = self._habits[teacher.name].likely(most)
         try:
             reply, latency_s = await call(client, teacher, question, call_id=call_id, failed_before=failed_before)
             price = price_of(reply.usage, teacher, question, cap_usd=self.max_total_usd)
@@ -292,16 +298,18 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
             answer = _from_record(job.blank(), record, cached=False)  # first: a record that cannot be read must not be kept
             self.ledger.settle(call_id, usd=price.usd, answer=record, doubt=price.doubt)
             self._breaker.answered(teacher.name)
-            self._watch(teacher, price, teacher.most_expensive(question) or 0.0)
+            self._watch(teacher, price, most)
             return answer
         except NoAnswerError as failed:
             ending = failed.reason
+            if failed.failure is Failure.TIMEOUT:  # its answer may be longer than any that came
+                held += teacher.price(0, teacher.max_tokens) or 0.0
             if not failed.failure.may_be_billed:
                 self.ledger.release(call_id)
             raise
         finally:
             if self.ledger.is_open(call_id):
-                self.ledger.hold(call_id, reason=ending)
+                self.ledger.hold(call_id, reason=ending, usd=held)
             self._open_calls -= 1
             async with self._ended:
                 self._ended.notify_all()
@@ -310,6 +318,8 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
         """Reserve no less for the next call than this one cost, and leave a teacher out whose price table must be wrong."""
         name = teacher.name
         self._above_in_a_row[name] = self._above_in_a_row[name] + 1 if price.above else 0
+        if not price.doubt:
+            self._habits[name].add(price.usd, most)
         if price.usd > most:
             self._above[name] += 1
             self._dearest[name] = max(price.usd, self._dearest.get(name, 0.0))

@@ -11,18 +11,18 @@ from composer_replication.types import Message
 from composer_replication.types.transcript import TraceTurn
 
 
-def distinct_ids(turns: Sequence[TraceTurn], raw: str) -> tuple[TraceTurn, ...]:
+def distinct_ids(turns: Sequence[TraceTurn], kept: Sequence[str]) -> tuple[TraceTurn, ...]:
     """Return the turns with `ID~2`, `ID~3`, ... for the later calls, and their results, when one id stood for several calls.
 
     Args:
-        raw: the detail of a turn that is kept by call id.
+        kept: the details of a turn that are kept by call id.
     """
     ids = [call.call_id for turn in turns for call in turn.tool_calls]
     ids += [call["id"] for message in (turns[0].context if turns else ()) for call in message.get("tool_calls", ())]
     if len(ids) == len(set(ids)):
         return tuple(turns)
     shared: dict[tuple[Any, ...], Message] = {}
-    return tuple(_turn(turn, raw, shared) for turn in turns)
+    return tuple(_turn(turn, kept, shared) for turn in turns)
 
 
 class UniqueNames:
@@ -63,14 +63,16 @@ class _CallNames:
         return name if not waiting else waiting.pop(0) if len(waiting) > 1 else waiting[0]
 
 
-def _turn(turn: TraceTurn, raw: str, shared: dict[tuple[Any, ...], Message]) -> TraceTurn:
+def _turn(turn: TraceTurn, kept: Sequence[str], shared: dict[tuple[Any, ...], Message]) -> TraceTurn:
     names = _CallNames()
     context = tuple(_message(message, names, shared) for message in turn.context)
     new = names.asked(call.call_id for call in turn.tool_calls)
     calls = tuple(replace(call, call_id=name) for call, name in zip(turn.tool_calls, new, strict=True))
-    broken = turn.details.get(raw, {})
-    kept = {name: broken[call.call_id] for call, name in zip(turn.tool_calls, new, strict=True) if call.call_id in broken}
-    details = {**turn.details, raw: kept} if broken else turn.details
+    named = list(zip((call.call_id for call in turn.tool_calls), new, strict=True))
+    details = dict(turn.details)
+    for detail in kept:
+        if old := details.get(detail):
+            details[detail] = {name: old[call_id] for call_id, name in named if call_id in old}
     results = tuple(replace(result, call_id=names.answered(result.call_id)) for result in turn.results)
     return replace(turn, context=context, tool_calls=calls, results=results, details=details)
 

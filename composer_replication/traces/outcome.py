@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from composer_replication.actions.tool_effects import EffectKind, classify_call
+from composer_replication.actions.tool_effects import EffectKind, classify_call, refusal_in
 from composer_replication.types import ToolCall, ToolResult
 
 _RUNNER = re.compile(
@@ -33,45 +33,10 @@ _EXIT_CODE = (
 _TIMEOUT = re.compile(
     r"\A(?:Exit code \d+\n)?Command timed out after |\bcommand timed out after \d+ (?:milli)?seconds|"
     r"\[The command (?:has )?timed out after |"
-    r"\AThe command .{0,400}? timed out|EXECUTION TIMED OUT|was cancelled because it took more than \d+ seconds|"
+    r"\AThe (?:last )?command .{0,400}? timed out|EXECUTION TIMED OUT|was cancelled because it took more than \d+ seconds|"
     r"\bCommand '.{0,2000}?' timed out after [\d.]+ seconds",
     re.DOTALL,
 )
-_TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    (
-        "unknown_tool",
-        re.compile(
-            r"\A(?:<tool_use_error>)?(?:Error: )?(?:No such tool available|unsupported (?:custom tool )?call|"
-            r"Tool '?[\w.-]+'? not found)"
-        ),
-    ),
-    (
-        "invalid_arguments",
-        re.compile(
-            r"\A(?:<tool_use_error>)?(?:InputValidationError|failed to parse function arguments|Error validating |"
-            r"Parameter `\w+` is required|Missing required argument|Invalid `\w+` parameter(?!: \S+\. The path ))"
-        ),
-    ),
-    (
-        "edit_not_applied",
-        re.compile(
-            r"\A(?:<tool_use_error>|ERROR:\n|Error: )?\s*(?:String to replace not found in file|No changes to make|"
-            r"Found \d+ matches of the string to replace|File has not been read yet|File has been modified since read|"
-            r"No replacement was performed|File already exists at|apply_patch verification failed|Failed to find )"
-            r"|\A(?:<tool_use_error>)?.{0,300}?(?:did not appear verbatim in|Multiple occurrences of old_str)",
-            re.DOTALL,
-        ),
-    ),
-    (
-        "path_not_found",
-        re.compile(
-            r"\A(?:<tool_use_error>|ERROR:\n|Error: )?\s*(?:File does not exist|Path does not exist|Directory does not exist|"
-            r"The path \S+ does not exist|Invalid `path` parameter: \S+\. The path \S+ does not exist|"
-            r"ENOENT: no such file or directory|File \S+ not found)"
-        ),
-    ),
-)
-_OF_EDITORS = {"edit_not_applied", "path_not_found"}
 
 
 def is_test_run(call: ToolCall) -> bool:
@@ -106,8 +71,9 @@ def inferred_result(
         failed: the log itself marks it as an error.
     """
     said = content if said is None else said
-    command = call is not None and classify_call(call.name, call.arguments).kind is EffectKind.SHELL
-    code = exit_code if exit_code is not None else exit_code_in(said) if command else None
+    effect = None if call is None else classify_call(call.name, call.arguments)
+    command = effect.command if effect is not None and effect.kind is EffectKind.SHELL else None
+    code = exit_code if exit_code is not None else exit_code_in(said) if command is not None else None
     inferred: dict[str, Any] = {} if code is None else {"exit_code": code}
     status = "ok"
     if call is not None and call.error is not None:
@@ -116,20 +82,17 @@ def inferred_result(
         status = "tests_failed"
         if ids := list(dict.fromkeys(_FAILED_ID.findall(said))):
             inferred["failed"] = ids
-    elif command and _TIMEOUT.search(said):
+    elif command is not None and _TIMEOUT.search(said):
         status = "timeout"
     elif code is not None and code != 0:
         status = "out_of_memory" if code == 137 and "Killed" in said else "command_failed"
     elif code is None:
-        status = _by_text(said, command, failed)
+        status = _by_text(call, command, said, failed)
     return ToolResult(
         call_id=call_id, name=call.name if call else "", content=content, status=status, details={**inferred, **(details or {})}
     )
 
 
-def _by_text(content: str, command: bool, failed: bool) -> str:
-    for status, pattern in _TEXTS:
-        patch = content.startswith("apply_patch ")  # Codex applies patches that a command holds, and answers itself
-        if pattern.search(content) and (patch or not command or status not in _OF_EDITORS):
-            return status
-    return "command_failed" if failed else "ok"
+def _by_text(call: ToolCall | None, command: str | None, said: str, failed: bool) -> str:
+    name = next(iter(command.split()), "") if command is not None else "" if call is None else call.name
+    return refusal_in(said, name, shell=command is not None) or ("command_failed" if failed else "ok")

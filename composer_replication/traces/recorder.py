@@ -17,6 +17,10 @@ INCOMPLETE = "incomplete"
 """Detail of a turn: what of its context, or of itself, the log does not hold. Such a turn is not a state."""
 RAW = "raw_arguments"
 """Detail of a turn: `{call_id: text}` of calls whose arguments are not a JSON object."""
+SCRIPTS = "scripts"
+"""Detail of a turn: `{call_id: text}` of calls that the model made from a script."""
+SCRIPT_TOOL = "exec"
+"""The tool that runs scripts; its argument `input` is one."""
 
 
 def native_call(call_id: str, name: str, arguments: Any) -> tuple[ToolCall, str | None]:
@@ -212,7 +216,7 @@ class ConversationRecorder:
             )
             for turn in self._turns
         )
-        return turns if self._exact else distinct_ids(turns, RAW)
+        return turns if self._exact else distinct_ids(turns, (RAW, SCRIPTS))
 
     def trace(self, trajectory_id: str, format: str, **facts: Any) -> Trace:  # noqa: A002
         """Return the conversation as a trace; `facts` are its other fields."""

@@ -76,6 +76,7 @@ class _Unscored(_Closed):
 
 class _TurnDetails(_LenientRecord):
     raw_arguments: dict[str, str] = {}
+    scripts: dict[str, str] = {}
 
 
 def _kind(step: Any) -> str:

@@ -6,6 +6,7 @@ Nothing here raises for what a file holds: a `Problem` names file and line, and 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -23,6 +24,9 @@ MAX_DOCUMENT = 256 << 20
 """Bytes of one file that is a single JSON value."""
 MAX_DEPTH = 200
 """Lists and objects inside one another: what walks over them recurses, and stacks end."""
+MESSAGES = "messages"
+"""The field of a record that holds a conversation."""
+_SAID = ("content", "value", "text", "tool_calls")
 _PEEKED = 20
 _HALF = re.compile("[\ud800-\udfff]")
 _HUGE = re.compile(rb"[0-9][eE]\+?0*[1-9][0-9]{2}|[0-9]{300}")
@@ -119,7 +123,7 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
+def lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
     """Yield `(number, line)` of every line that is not blank; None for one that is too long. Raises UnreadableError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -140,9 +144,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
 
 
 def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
-    """Yield the JSON objects of a file of lines with their numbers; a `Problem` for every other line."""
+    """Yield the JSON objects of a file of lines with their numbers; a `Problem` for every other line. A line that is a list of
+    messages is the object that has it as `messages`."""
     try:
-        for number, line in _lines(path):
+        for number, line in lines(path):
             if line is None:
                 yield Problem(path, f"a line of more than {MAX_LINE >> 20} MiB", number)
                 continue
@@ -153,12 +158,27 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
                 cut = "; the file ends in the middle of a line" if torn else ""
                 yield Problem(path, f"{error}{cut}", number)
                 continue
-            if isinstance(value, dict):
-                yield number, value
-            else:
-                yield Problem(path, "not a JSON object", number)
+            yield _record(path, number, value)
     except (UnreadableError, OSError) as error:
         yield Problem(path, str(error))
+
+
+def _record(path: Path, number: int, value: Any) -> tuple[int, dict[str, Any]] | Problem:
+    """Return a value as a numbered record: an object, or a list of messages as the object that has it as `messages`."""
+    if isinstance(value, dict):
+        return number, value
+    return (number, {MESSAGES: value}) if _is_conversation(value) else Problem(path, "not a JSON object", number)
+
+
+def _is_conversation(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_message, value))
+
+
+def _is_message(value: Any) -> bool:
+    """Return whether a value is a message of a conversation by its form: who says what (ShareGPT: `from`, `value`)."""
+    if not isinstance(value, dict):
+        return False
+    return any(isinstance(value.get(name), str) for name in ("role", "from")) and not value.keys().isdisjoint(_SAID)
 
 
 def document(path: Path) -> Any:
@@ -167,7 +187,7 @@ def document(path: Path) -> Any:
         size = path.lstat().st_size
         if size > MAX_DOCUMENT:
             raise UnreadableError(f"more than {MAX_DOCUMENT >> 20} MiB")
-        parts = [line for _, line in _lines(path)]
+        parts = [line for _, line in lines(path)]
     except OSError as error:
         raise UnreadableError(error.strerror or str(error)) from error
     if None in parts:
@@ -176,7 +196,10 @@ def document(path: Path) -> Any:
 
 
 def documents(path: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
-    """Yield the objects of a file of lines, or of one that is a single object or a list of them (numbered from 1)."""
+    """Yield the objects of a file of lines, or of one that is a single object or a list of them (numbered from 1).
+
+    A list of messages, alone or as one of several, is the object that has it as `messages`.
+    """
     if not _is_spread(path):
         yield from objects(path)
         return
@@ -185,17 +208,24 @@ def documents(path: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
     except UnreadableError as error:
         yield Problem(path, str(error))
         return
-    for number, item in enumerate(value if isinstance(value, list) else [value], start=1):
-        yield (number, item) if isinstance(item, dict) else Problem(path, "not a JSON object", number)
+    whole = not isinstance(value, list) or _is_conversation(value)
+    for number, item in enumerate([value] if whole else value, start=1):
+        yield _record(path, number, item)
 
 
 def _is_spread(path: Path) -> bool:
-    """Return whether one JSON value spans several lines, or is a list."""
+    """Return whether one JSON value spans several lines, or is a list that is alone in its file."""
     try:
-        first = next((line for _, line in _lines(path) if line), b"").strip()
+        first, second = (*itertools.islice((line.strip() for _, line in lines(path) if line), 2), b"", b"")[:2]
     except (UnreadableError, OSError):
         return False
-    return first in (b"{", b"[") or first.startswith(b"[")
+    if not second or not first.startswith(b"["):
+        return first == b"{" or first.startswith(b"[")
+    try:
+        parse(first)
+    except UnreadableError:
+        return True
+    return False
 
 
 def peek(path: Path) -> tuple[dict[str, Any], ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Required, TypedDict
 
 from composer_replication.actions.calls import Call, render_action
-from composer_replication.traces.recorder import INCOMPLETE, RAW, wire_call
-from composer_replication.types import ToolSchema
+from composer_replication.traces.recorder import INCOMPLETE, RAW, SCRIPT_TOOL, SCRIPTS, wire_call
+from composer_replication.types import ToolCall, ToolSchema
 from composer_replication.types.transcript import Trace, TraceTurn
 
 SAMPLED = "sampled_text"
@@ -78,7 +79,7 @@ def lacks_tools(trace: Trace) -> bool:
 def _state(trace: Trace, index: int, turn: TraceTurn) -> TraceState:
     text = bool(trace.details.get(TEXT_ACTIONS))
     broken = not text and any(call.error is not None for call in turn.tool_calls)
-    calls = [] if text or broken else turn.tool_calls
+    calls = [] if text or broken else _spoken_calls(turn)
     state = TraceState(
         state_id=state_id(trace.trajectory_id, index),
         messages=[dict(message) for message in turn.context],
@@ -97,11 +98,20 @@ def _state(trace: Trace, index: int, turn: TraceTurn) -> TraceState:
     return state
 
 
+def _spoken_calls(turn: TraceTurn) -> list[ToolCall]:
+    """Return the calls as the model made them: those that it made from a script as the script."""
+    scripts = turn.details.get(SCRIPTS, {})
+    return [
+        replace(call, name=SCRIPT_TOOL, arguments={"input": scripts[call.call_id]}) if call.call_id in scripts else call
+        for call in turn.tool_calls
+    ]
+
+
 def _broken(turn: TraceTurn) -> str:
     """Return an action with a call that cannot be understood: the whole of it as text, which equals no other action."""
     sampled = turn.details.get(SAMPLED)
     if isinstance(sampled, str):
         return sampled.strip()
     raw = turn.details.get(RAW, {})
-    parts = [(call.name, dict(call.arguments) if call.error is None else raw.get(call.call_id)) for call in turn.tool_calls]
+    parts = [(call.name, dict(call.arguments) if call.error is None else raw.get(call.call_id)) for call in _spoken_calls(turn)]
     return "\n".join(json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in parts)

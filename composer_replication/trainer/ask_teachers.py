@@ -15,6 +15,7 @@ from composer_replication.teacher_replay import TraceState, replay_gated
 from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
 from composer_replication.teachers.gate_steps import with_evidence
 from composer_replication.teachers.gating import outcome_lines
+from composer_replication.teachers.mining.judged_mining import Judge
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.step_rewards import load_step_scorer
@@ -63,6 +64,14 @@ async def ask_teachers(
         context.terminal.note(f"{arm}: {line}")
     _report_failures(context, config, found.answers)
     return found.answers
+
+
+def judge_of(context: RunContext, config: RunConfig) -> Judge | None:
+    """Return the judge of actions that nothing else can compare: the run's first teacher, where it wants one."""
+    if not config.loss.replay.judge:
+        return None
+    cap = config.loss.replay.max_total_usd
+    return Judge(teacher=Teacher.of(config.teachers[0]), ledger=_ledger(context), max_total_usd=cap)
 
 
 def states_with_evidence(

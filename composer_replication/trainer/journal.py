@@ -16,6 +16,9 @@ from composer_replication.trainer.balance import ChosenAlarm, imbalance
 from composer_replication.types import Group, Hint, Trajectory, Unscored
 from composer_replication.types.errors import SandboxError
 
+HELD_OUT = frozenset({"eval/pass_at_1", "pretrain/nll"})
+"""Metrics of a policy on what is held out."""
+
 
 def cpu_clock(sandbox: Sandbox | None) -> Callable[[], float]:
     """Return a clock of the CPU-seconds, user and system, spent since this call.
@@ -77,6 +80,8 @@ class ArmJournal:
     """Requests to teachers and their cost (`trainer.ask_teachers.teacher_totals`), once they were asked."""
     keeps_trajectories: bool = True
     """Write what each step learnt from beside its metrics."""
+    card: Callable[[], None] = lambda: None
+    """Write the arm's model card anew; called after every measurement on what is held out."""
     _told_of_balance: bool = False
     _chosen: ChosenAlarm = field(default_factory=ChosenAlarm)
 
@@ -97,6 +102,8 @@ class ArmJournal:
         """Write metrics of a step together with what the arm has spent, and return both."""
         known = {**metrics, **self.spent()}
         self.run_dir.log_metrics(self.arm, step, known)
+        if not HELD_OUT.isdisjoint(metrics):
+            self.card()
         return known
 
     def record_step(

@@ -108,6 +108,11 @@ def _check_arms(config: RunConfig, tasks: int, where: str) -> None:
             check_server(variant)
         if variant.loss.replay.weight > 0 and variant.teachers:
             _check_teachers(arm, variant)
+        if variant.loss.replay.judge and not variant.teachers:
+            raise ConfigError(
+                f"arm {arm}: loss.replay.judge asks the first of [[teachers]], and there is none",
+                fix="add a [[teachers]] table, or set loss.replay.judge = false",
+            )
         if variant.loss.replay.weight > 0 and variant.loss.replay.pairs is not None:
             read_file(variant.loss.replay.pairs)
 

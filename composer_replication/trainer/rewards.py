@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import pstdev
@@ -20,6 +21,8 @@ from composer_replication.policy_gradient import (
 )
 from composer_replication.types import Group, HintedTurn, Trajectory, Unscored
 
+TokenAdvantages: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
+"""By trajectory id, for each turn: one number for each of its sampled tokens."""
 RewardFunction: TypeAlias = Callable[[Trajectory], float]
 """Scores a finished trajectory in place of its environment; 1.0 and more counts as passed. An exception ends the run."""
 
@@ -31,8 +34,8 @@ class Advantages:
     values: list[float | None]
     """None: no part of the policy gradient."""
     metrics: dict[str, float]
-    of_turns: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """By trajectory id: what is added to the advantage for the tokens of each turn. Empty without process rewards."""
+    of_tokens: TokenAdvantages = field(default_factory=dict)
+    """What is added to the advantages of sampled tokens. Empty without process rewards and teachers that score tokens."""
 
 
 def verdict(trajectory: Trajectory) -> float | None:
@@ -52,12 +55,13 @@ def weigh(
     end_of_thinking: int | None = None,
     kl: Callable[[Sequence[Trajectory]], Sequence[float]] | None = None,
     steps: Callable[[Sequence[Trajectory]], Sequence[Sequence[float | None]]] | None = None,
+    teachers: Callable[[Sequence[Trajectory]], Sequence[Sequence[Sequence[float]]]] | None = None,
 ) -> Advantages:
     """Compute advantages over groups from the verdicts less the penalties of `config.reward`.
 
     With `rollout.refills` the groups whose verdicts are all the same take no part, as DAPO has it. `end_of_thinking` is the id of
-    the token after a turn's thinking; `kl` gives the KL to the reference in nats, and `steps` a score of every turn. Each is
-    asked only where it has a weight. Raises ValueError where it is missing then.
+    the token after a turn's thinking; `kl` gives the KL to the reference in nats, `steps` a score of every turn, and `teachers`
+    their log-probs of every sampled token. Each is asked only where it has a weight. Raises ValueError where it is missing then.
     """
     trajectories = [t for g in groups for t in g.trajectories]
     penalties = penalties_of(trajectories, config, end_of_thinking)
@@ -74,15 +78,16 @@ def weigh(
             rewards = [None] * len(rewards)
         values += group_advantages(rewards, config.loss.rlvr.advantage, scaled_by=verdicts)
     metrics = _spread(values) | {f"reward/{name}_penalty": mean_and_se(each)[0] for name, each in penalties.items()}
-    if config.reward.prm.weight == 0:
-        return Advantages(values, metrics)
-    if steps is None:
-        raise ValueError("reward.prm.weight is above 0, and nothing scores the turns")
-    scores = steps(trajectories)
-    known = [score for turns in scores for score in turns if score is not None]
-    metrics["reward/prm/mean"] = mean_and_se(known)[0]
-    metrics["reward/prm/unscored"] = float(sum(map(len, scores)) - len(known))
-    return Advantages(values, metrics, _of_turns(groups, values, scores, config.reward.prm.weight))
+    added: list[TokenAdvantages] = []
+    if config.reward.prm.weight > 0:
+        if steps is None:
+            raise ValueError("reward.prm.weight is above 0, and nothing scores the turns")
+        added.append(_of_process(groups, values, steps(trajectories), config.reward.prm.weight, metrics))
+    if config.reward.teacher_kl_weight > 0:
+        if teachers is None:
+            raise ValueError("reward.teacher_kl_weight is above 0, and nothing gives the teachers' log-probs")
+        added.append(_of_teachers(trajectories, teachers(trajectories), config.reward.teacher_kl_weight, metrics))
+    return Advantages(values, metrics, _added(trajectories, added))
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, float]:
@@ -93,20 +98,59 @@ def _spread(values: Sequence[float | None]) -> dict[str, float]:
     return {"rlvr/advantage/std": pstdev(known), "rlvr/advantage/min": min(known), "rlvr/advantage/max": max(known)}
 
 
-def _of_turns(
+def _added(trajectories: Sequence[Trajectory], parts: Sequence[TokenAdvantages]) -> TokenAdvantages:
+    """Add up what several sources give the tokens of each trajectory."""
+    if len(parts) < 2:
+        return parts[0] if parts else {}
+    return {
+        t.trajectory_id: [
+            [math.fsum(tokens) for tokens in zip(*turn, strict=True)]
+            for turn in zip(*(part[t.trajectory_id] for part in parts), strict=True)
+        ]
+        for t in trajectories
+    }
+
+
+def _of_teachers(
+    trajectories: Sequence[Trajectory],
+    scores: Sequence[Sequence[Sequence[float]]],
+    weight: float,
+    metrics: dict[str, float],
+) -> TokenAdvantages:
+    """Return `weight` times log p(teachers) - log p(policy) of every sampled token; 0 where the policy's is not known."""
+    gaps = {
+        trajectory.trajectory_id: [
+            [theirs - ours if math.isfinite(ours) else 0.0 for theirs, ours in zip(of_turn, turn.logprobs, strict=True)]
+            for of_turn, turn in zip(of_turns, trajectory.turns, strict=True)
+        ]
+        for trajectory, of_turns in zip(trajectories, scores, strict=True)
+    }
+    every = [gap for turns in gaps.values() for turn in turns for gap in turn]
+    metrics["reward/teacher_kl/mean"] = -mean_and_se(every)[0]
+    return {name: [[weight * gap for gap in turn] for turn in turns] for name, turns in gaps.items()}
+
+
+def _of_process(
     groups: Sequence[Group],
     values: Sequence[float | None],
     scores: Sequence[Sequence[float | None]],
     weight: float,
-) -> dict[str, list[float]]:
-    """Return the weighted process advantages of the trajectories that take part, over each group."""
-    found: dict[str, list[float]] = {}
+    metrics: dict[str, float],
+) -> TokenAdvantages:
+    """Return the weighted process advantages of the trajectories that take part, over each group; 0 of the others."""
+    known = [score for turns in scores for score in turns if score is not None]
+    metrics["reward/prm/mean"] = mean_and_se(known)[0]
+    metrics["reward/prm/unscored"] = float(sum(map(len, scores)) - len(known))
+    found: dict[str, list[list[float]]] = {}
     start = 0
     for group in groups:
         part = slice(start, start + len(group.trajectories))
         taken = [turns if value is not None else [] for turns, value in zip(scores[part], values[part], strict=True)]
         for trajectory, advantages in zip(group.trajectories, process_advantages(taken), strict=True):
-            found[trajectory.trajectory_id] = [weight * advantage for advantage in advantages]
+            of_turns = advantages or [0.0] * len(trajectory.turns)
+            found[trajectory.trajectory_id] = [
+                [weight * advantage] * len(turn.action_ids) for advantage, turn in zip(of_turns, trajectory.turns, strict=True)
+            ]
         start = part.stop
     return found
 

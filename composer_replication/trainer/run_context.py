@@ -32,6 +32,7 @@ from composer_replication.trainer.preflight import check_run, check_source, fing
 from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.signals import HintSources, SignalMaker, hint_context
 from composer_replication.trainer.step_rewards import load_step_scorer, prm_digest
+from composer_replication.trainer.teacher_kl import TeacherScorer
 from composer_replication.types.errors import ConfigError
 
 
@@ -118,7 +119,8 @@ class RunContext:
 
     def journal(self, config: RunConfig, arm: str, meter: RolloutMeter) -> ArmJournal:
         """Return the record of one arm."""
-        return ArmJournal(self.run_dir, self.terminal, arm, config.steps, meter)
+        card = partial(write_card, self.run_dir, config, arm)
+        return ArmJournal(self.run_dir, self.terminal, arm, config.steps, meter, card=card)
 
     def signal_maker(
         self, config: RunConfig, renderer: ChatRenderer, context_window: int, learner: Learner | None = None
@@ -126,8 +128,9 @@ class RunContext:
         """Return the maker of an arm's signals; readings of the policy's weights are asked of `learner`.
 
         Raises:
-            ConfigError: the arm names an unknown detector or generator, or `judge` without teachers; or as `load_step_scorer`.
-            ModelError: as `load_step_scorer`.
+            ConfigError: the arm names an unknown detector or generator, or `judge` without teachers; or as `load_step_scorer` and
+                `TeacherScorer.of`.
+            ModelError: as these two.
         """
         hint, ask = config.loss.hint, None
         if config.teachers and "judge" in hint.generators:
@@ -145,6 +148,7 @@ class RunContext:
             context_window=context_window,
             kl=None if learner is None else learner.kl_to_reference,
             steps=load_step_scorer(config, renderer) if config.scores_turns else None,
+            teachers=TeacherScorer.of(config, renderer.tokenizer) if config.reward.teacher_kl_weight > 0 else None,
             useful=None if learner is None else partial(only_useful, learner=learner),
         )
 

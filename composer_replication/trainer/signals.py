@@ -9,6 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from composer_replication.config import HintConfig, RunConfig
 from composer_replication.envs.source import AnyTask
@@ -29,7 +30,7 @@ from composer_replication.rollouts.agent_loop import derive_seed
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.hint_filter import SelectedHints
 from composer_replication.trainer.preflight import NO_SOURCE
-from composer_replication.trainer.rewards import taking_part, weigh
+from composer_replication.trainer.rewards import TokenAdvantages, taking_part, weigh
 from composer_replication.types import Group, Hint, HintedTurn, Pair, ToolSchema, Trajectory
 
 
@@ -71,8 +72,8 @@ class Signals:
 
     advantages: Sequence[float | None]
     """One per trajectory, groups in order; None: no part of the policy gradient."""
-    turn_advantages: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """By trajectory id: what is added to it for the tokens of each turn. Empty without process rewards."""
+    token_advantages: TokenAdvantages = field(default_factory=dict)
+    """What is added to it for each sampled token; see `Advantages.of_tokens`."""
     hinted: Sequence[HintedTurn] = ()
     hints: Sequence[Hint] = ()
     """The hints of `hinted`, then those that were dropped (`Hint.dropped`)."""
@@ -101,19 +102,22 @@ class SignalMaker:
     """Nats of KL to the reference per trajectory; asked only where `reward.kl_weight` is above 0."""
     steps: Callable[[Sequence[Trajectory]], Sequence[Sequence[float | None]]] | None = None
     """Score of every turn of each trajectory; asked only where `reward.prm.weight` is above 0, and by the curriculum."""
+    teachers: Callable[[Sequence[Trajectory]], Sequence[Sequence[Sequence[float]]]] | None = None
+    """Teachers' log-probs of every sampled token of each turn; asked only where `reward.teacher_kl_weight` is above 0."""
     useful: Callable[[SelectedHints, Sequence[Trajectory]], SelectedHints] | None = None
     """Leaves out hints that do not help the self-teacher; asked only with `loss.hint.useful_only`."""
 
     def make(self, step: int, groups: Sequence[Group]) -> Signals:
         """Return advantages over groups and hints at error turns. Raises ValueError when an option needs a missing function."""
         trajectories = [t for g in groups for t in g.trajectories]
-        weighed = weigh(groups, self.config, end_of_thinking=self.renderer.end_of_thinking, kl=self.kl, steps=self.steps)
+        asked: dict[str, Any] = {"kl": self.kl, "steps": self.steps, "teachers": self.teachers}
+        weighed = weigh(groups, self.config, end_of_thinking=self.renderer.end_of_thinking, **asked)
         if self.config.loss.hint.weight == 0:
-            return Signals(weighed.values, weighed.of_turns, metrics=weighed.metrics)
+            return Signals(weighed.values, weighed.of_tokens, metrics=weighed.metrics)
         selected = self.select_hints(step, trajectories)
         dropped = Counter(str(hint.dropped) for hint in selected.dropped)
         metrics = {**counted(selected), **weighed.metrics}
-        return Signals(weighed.values, weighed.of_turns, selected.hinted, (*selected.hints, *selected.dropped), metrics, dropped)
+        return Signals(weighed.values, weighed.of_tokens, selected.hinted, (*selected.hints, *selected.dropped), metrics, dropped)
 
     def select_hints(self, step: int, trajectories: Sequence[Trajectory]) -> SelectedHints:
         """Return the hints of a step with the turns to hold, and every other finding with the reason why it was dropped."""
@@ -165,13 +169,14 @@ class SignalMaker:
             objective=self.config.loss.rlvr.objective,
             max_tokens=self.config.rollout.trajectory_tokens,
             hint_reduction=self.config.loss.hint.reduction,
-            turn_advantages=signals.turn_advantages,
+            token_advantages=signals.token_advantages,
         )
 
     def why_off(self, pairs: Sequence[Pair], signals: Signals) -> dict[str, str]:
         """Return why a channel got no inputs, where the loss cannot know."""
         loss, off = self.config.loss, {}
-        if not any(signals.advantages) and not any(map(any, signals.turn_advantages.values())):
+        added = (turn for turns in signals.token_advantages.values() for turn in turns)
+        if not any(signals.advantages) and not any(map(any, added)):
             off["rlvr"] = "every advantage is 0: no group has rewards that differ"
         if loss.hint.weight > 0 and not signals.hinted:
             reasons = ", ".join(f"{n} {why}" for why, n in signals.dropped.items())

@@ -179,7 +179,7 @@ def test_two_looks_at_one_thing_are_no_pair_and_not_for_the_judge(one, other):
         (bash("pytest a.py::t"), bash("pytest a.py")),
         (bash("make"), act("edit_file", path="a.py", old="x", new="y")),
         (bash("grep -c '' a.py"), bash("cat a.py")),
-        (bash("cat a.py > b.py"), act("read_file", path="c.py")),
+        (bash("cat a.py > b.py"), act("edit_file", path="c.py", old="x", new="y")),
         (bash("sed -n 'w b.py' a.py"), act("read_file", path="c.py")),
         (act("edit_file", path="/r/a.py", old="x", new="y"), act("edit_file", path="a.py", old="x", new="z")),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from composer_replication.prm import vote_labels
 from composer_replication.teachers import TeacherAnswer, Vote
-from composer_replication.teachers.pair_mining import find_disagreements, scene_of
+from composer_replication.teachers.mining.pair_mining import find_disagreements, scene_of
 from composer_replication.traces import states_from_traces
 from composer_replication.types import ToolCall
 from composer_replication.types.transcript import Trace, TraceTurn

@@ -8,7 +8,7 @@ from trajectories import bad, call, ok, trajectory
 from composer_replication.actions.calls import Call
 from composer_replication.config import LossConfig
 from composer_replication.hints import (
-    ENVIRONMENT,
+    STANDARD,
     BetterActionHint,
     HintContext,
     JudgeHint,
@@ -117,5 +117,5 @@ def test_generators_are_named():
 
 
 def test_a_run_file_names_the_same_by_default():
-    assert LossConfig().hint.detectors == ENVIRONMENT
+    assert LossConfig().hint.detectors == STANDARD
     assert LossConfig().hint.generators == DEFAULT_GENERATORS

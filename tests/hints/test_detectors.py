@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from trajectories import bad, call, ok, trajectory
 
-from composer_replication.hints import ENVIRONMENT, detectors_named, first_error
+from composer_replication.hints import STANDARD, detectors_named, find_hints, first_error
 from composer_replication.hints import detect as detect_with
 from composer_replication.types import Unscored
 
@@ -16,7 +18,7 @@ READ, EDIT, RUN, SUBMIT = (
 
 
 def detect(t):
-    return detect_with(t, detectors_named(ENVIRONMENT))
+    return detect_with(t, detectors_named(STANDARD))
 
 
 def found(t):
@@ -103,7 +105,7 @@ def test_repeated_action_is_compared_in_canonical_form():
     t = trajectory(
         (READ, ok()), (call("read_file", path="./a.py"), ok()), (call("read_file", path="a.py"), ok()), (SUBMIT, ok()), reward=1.0
     )
-    assert found(t) == [("repeated_action", 1)]
+    assert found(t) == [("repeated_action", 1), ("repeated_action", 2)]
 
 
 def test_same_call_with_a_change_between_is_no_repeat():
@@ -134,3 +136,16 @@ def test_change_after_the_last_failing_run_is_blamed_for_a_zero_too():
     assert found(t) == [("tests_failed", 0), ("tests_failed", 2)]
     searched = trajectory((EDIT, ok()), (call("search", pattern="x"), bad("timeout")), (SUBMIT, ok()), reward=0.0)
     assert found(searched) == [("tests_failed", 0), ("timeout", 1)]
+
+
+def test_a_call_that_a_budget_cut_off_is_found_and_one_that_was_refused_is_not():
+    whole = trajectory((READ, ok()), ("<tool_call>{oops", bad("malformed_call")))
+    assert [
+        (f.turn, f.kind) for f in detect_with(whole, detectors_named(STANDARD)) if f.kind in ("cut_off", "malformed_call")
+    ] == [(1, "malformed_call")]
+    cut = dataclasses.replace(whole, turns=(whole.turns[0], dataclasses.replace(whole.turns[1], results=())))
+    found = [(f.turn, f.kind) for f in detect_with(cut, detectors_named(STANDARD))]
+    assert (1, "cut_off") in found
+    assert (1, "malformed_call") not in found
+    (hint,) = find_hints([cut], {}).hints
+    assert "token limit" in hint.text

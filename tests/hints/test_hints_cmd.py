@@ -38,7 +38,7 @@ def test_trajectories_are_explained_turn_by_turn(tmp_path):
     assert "said, by template: Hint: there is no a.py. List the files first." in said
     assert "turn 1: tests_failed" in said
     assert "not said: nothing to say about tests_failed" in said
-    assert "not said: after an earlier error [template: Hint: nothing was run after" in said
+    assert "not said: its detector is not in loss.hint.detectors [template: Hint: nothing was run after" in said
     assert "1 transcripts, 3 turns; nothing was found in 0 transcripts" in said
 
 
@@ -48,7 +48,7 @@ def test_json_holds_every_finding_and_counts(tmp_path):
     assert [(f["turn"], f["kind"], f["dropped"]) for f in one["findings"]] == [
         (0, "path_not_found", None),
         (1, "tests_failed", "nothing to say about tests_failed"),
-        (2, "premature_submit", None),
+        (2, "premature_submit", "its detector is not in loss.hint.detectors"),
     ]
     assert told["counts"]["path_not_found"] == {"found": 1, "told": 1}
 

@@ -10,7 +10,7 @@ from teacher_server import Reply, TeacherServer, question_text
 
 from composer_replication.actions.agreement import SameAction
 from composer_replication.teachers import Ledger, Teacher, judge_pairs
-from composer_replication.teachers.judge import JUDGE_CONFIDENCE
+from composer_replication.teachers.mining.judge import JUDGE_CONFIDENCE
 
 
 def act(command):

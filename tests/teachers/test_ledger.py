@@ -52,13 +52,13 @@ def test_reserve_settle_find(tmp_path):
 def test_reservations_count_towards_the_cap():
     with Ledger() as ledger:
         first = reserve(ledger, "a", 0.6, 1.0)
-        assert ledger.fits(0.4, 1.0)
-        assert not ledger.fits(0.6, 1.0)
+        assert ledger.admits(0.4, 1.0)
+        assert not ledger.admits(0.6, 1.0)
         assert ledger.reserve("b", teacher="t", usd=0.6, cap_usd=1.0) is None
         ledger.settle(first, usd=0.1, answer={})
         ledger.release(reserve(ledger, "b", 0.6, 1.0))
         assert (ledger.spent_usd, ledger.reserved_usd) == (0.1, 0.0)
-        assert ledger.fits(0.9, 1.0)
+        assert ledger.admits(0.9, 1.0)
 
 
 @pytest.mark.parametrize("cap", [float("nan"), -1.0])
@@ -93,7 +93,7 @@ def test_what_is_held_counts_and_may_be_asked_again(tmp_path):
             assert (ledger.spent_usd, ledger.held_usd, ledger.reserved_usd) == (0.25 * attempt, 0.25 * attempt, 0.0)
             assert (ledger.num_answers, ledger.spent_by_teacher()) == (0, {"t": 0.25 * attempt})
             assert ledger.held_by_teacher() == ledger.spent_by_teacher()
-            assert not ledger.fits(0.9, 1.0)
+            assert not ledger.admits(0.9, 1.0)
 
 
 def test_an_answer_at_a_doubtful_price_is_held():
@@ -119,7 +119,7 @@ def test_a_bill_takes_the_place_of_what_is_held():
         assert ledger.reconcile(bill) == Reconciled(billed=2, free=1, corrected=1, unknown=1)
         assert (ledger.spent_usd, ledger.held_usd, ledger.num_answers) == (1.625, 0.0, 3)
         assert ledger.reconcile(bill) == Reconciled(billed=0, free=0, corrected=0, unknown=1)
-        assert (ledger.fits(0.375, 2.0), ledger.fits(0.376, 2.0)) == (True, False)
+        assert (ledger.admits(0.375, 2.0), ledger.admits(0.376, 2.0)) == (True, False)
         reserve(ledger, "free", 0.1)
 
 

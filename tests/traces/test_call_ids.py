@@ -8,7 +8,7 @@ from made_traces import write_jsonl
 
 from composer_replication.actions.agreement import files_seen
 from composer_replication.teachers import TeacherAnswer
-from composer_replication.teachers.pair_mining import find_disagreements
+from composer_replication.teachers.mining.pair_mining import find_disagreements
 from composer_replication.traces import import_traces, read_traces, states_from_traces, write_atif
 from composer_replication.types import ToolCall
 

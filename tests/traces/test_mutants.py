@@ -12,7 +12,7 @@ import pytest
 from composer_replication.actions.agreement import files_seen
 from composer_replication.hints import all_detectors, detect
 from composer_replication.teachers import wire_messages
-from composer_replication.teachers.pair_mining import find_disagreements
+from composer_replication.teachers.mining.pair_mining import find_disagreements
 from composer_replication.traces import import_traces, read_traces, states_from_traces, write_atif
 
 FIXTURES = Path(__file__).parent / "fixtures"

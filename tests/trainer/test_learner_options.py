@@ -78,6 +78,7 @@ ELSEWHERE = {
             "learning_rate",  # tests/trainer/test_pair_steps.py
             "dpo_positive_penalty",  # tests/loss/test_preferences.py
             *("traces_per_task", "agreement_threshold", "verify", "pairs_per_step", "pairs", "max_total_usd"),
+            "judge",  # tests/teachers/replay/test_judged_mining.py
             "held_turns",  # tests/trainer/test_replay.py
             "reattempts",  # tests/trainer/test_reattempts.py
         )

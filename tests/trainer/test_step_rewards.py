@@ -81,7 +81,12 @@ def test_scores_are_asked_for_only_where_they_count_and_unscored_siblings_take_n
     config = asked(run_file, write_prm(tmp_path / "prm"))
     found = weigh([siblings], config, steps=lambda _: [[0.2, 0.9], [0.4], [100.0]])
     expected = process_advantages([[0.2, 0.9], [0.4], []])
-    assert found.of_turns == {name: [0.5 * value for value in row] for name, row in zip("abc", expected, strict=True)}
+    assert found.of_tokens == {
+        one.trajectory_id: [
+            [0.5 * value] * len(turn.action_ids) for value, turn in zip(row or [0.0] * len(one.turns), one.turns, strict=True)
+        ]
+        for one, row in zip(siblings.trajectories, expected, strict=True)
+    }
     assert found.values == weigh([siblings], load_config(run_file)).values
     of_steps = {name: value for name, value in found.metrics.items() if name.startswith("reward/")}
     assert of_steps == {"reward/prm/mean": pytest.approx((0.2 + 0.9 + 0.4 + 100.0) / 4), "reward/prm/unscored": 0.0}

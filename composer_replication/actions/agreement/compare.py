@@ -5,7 +5,8 @@
     canonical   tool names, arguments, paths and shell words written in another way (`calls.py`, `shell.py`)
     edits       both change files: which files are there afterwards (`edits.py`)
     state       both are carried out where the student stood: files, then tests (`Scene.run_both`, a sandbox)
-    intent      a read is not an edit, and reading one file is not reading another (`intent.py`)
+    intent      a read is not an edit, and reading one file is not reading another (`intent.py`); nor is removing files
+                restoring them (`purposes.py`)
     judge       a teacher says so whichever action it is shown first (`Scene.judge`)
 
 What none of them decides stays undecided: it is neither a vote nor a pair.
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from composer_replication.actions.agreement.calls import call_form, same_json
 from composer_replication.actions.agreement.edits import DOES_NOT_APPLY, Files, compare_edits
 from composer_replication.actions.agreement.intent import Aim, intent_of, look_alike, surely_differ
+from composer_replication.actions.agreement.purposes import purposes_differ
 from composer_replication.actions.agreement.validity import problem_of
 from composer_replication.actions.agreement.verdict import ActionComparison, SameAction
 from composer_replication.actions.calls import Call, canonical_text, command_in, parse_action
@@ -104,6 +106,8 @@ def _compare_calls(left: Calls, right: Calls, scene: Scene) -> ActionComparison 
         return ActionComparison(SameAction.DIFF, "intent", "they are for different things")
     if len(left) == len(right) and all(look_alike(a, b) for a, b in zip(*intents, strict=True)):
         return ActionComparison(SameAction.UNDECIDED, "intent", "both look at the same thing")
+    if purposes_differ(left, right):
+        return ActionComparison(SameAction.DIFF, "intent", "they are for different things")
     return None
 
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from composer_replication.actions.agreement.calls import path_of
 from composer_replication.actions.agreement.shell import arguments_of
+from composer_replication.actions.agreement.targets import overlap
 from composer_replication.actions.calls import Call
 from composer_replication.actions.shell_words import NotUnderstoodError, Simple, read_line
 from composer_replication.actions.tool_effects import EffectKind, classify_call, plain_path
@@ -58,7 +59,6 @@ _PROGRAMS = {
 }
 _FILTERS = frozenset({"head", "tail", "wc", "sort", "uniq", "grep", "cat"})
 _PRINTS_LINES = re.compile(r"[0-9$]+(,[0-9$]+)?p")
-_FILE_NAME = re.compile(r"[^.].*\.[A-Za-z]\w*")
 _ELSEWHERE = frozenset({("2", ">&", "1"), ("2", ">", "/dev/null")})
 
 
@@ -155,16 +155,4 @@ def surely_differ(one: Intent | None, other: Intent | None) -> bool:
 
 
 def _apart(one: Intent, other: Intent) -> bool:
-    return not any(_overlap(a, b) for a in one.targets for b in other.targets)
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Return whether one of two paths may be, or contain, the other. The position of a relative path below an absolute one is
-    unknown, so they are distinct only as files of different names."""
-    if "" in (one, other) or ".." in one.split("/") or ".." in other.split("/"):
-        return True
-    if one.startswith("/") != other.startswith("/"):
-        names = [path.partition("::")[0].rpartition("/")[2] for path in (one, other)]
-        return names[0] == names[1] or not all(_FILE_NAME.fullmatch(name) for name in names)
-    short, long = sorted((one, other), key=len)
-    return long == short or long.startswith((short + "/", short + "::", short + "["))
+    return not any(overlap(a, b) for a in one.targets for b in other.targets)

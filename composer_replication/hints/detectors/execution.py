@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from composer_replication.actions.tool_effects import EffectKind
@@ -23,18 +24,44 @@ def edit_not_applied(work: Reading) -> Iterator[Finding]:
 
 @detector("path_not_found")
 def path_not_found(work: Reading) -> Iterator[Finding]:
-    """Find calls that name a file or folder that is not there."""
+    """Find calls that name a file or folder that is not there.
+
+    To list several folders in one turn, of which some are there, is how one asks which there are.
+    """
     for step in work.steps:
-        if step.refusal == "path_not_found":
+        if step.refusal == "path_not_found" and not _lists_more(work, step):
             yield step.finding("path_not_found", {"path": step.effect.path} if step.effect.path else {})
+
+
+def _lists_more(work: Reading, step: CallStep) -> bool:
+    """Return whether the same turn lists other folders with the same programs, and finds something."""
+    if step.command is None or not step.command.places:
+        return False
+    programs = step.command.programs
+    others = (s for s in work.steps if s.turn == step.turn and s.command is not None and s.command.programs == programs)
+    return any(other.refusal is None and other.content.strip() for other in others)
+
+
+_SANDBOX = re.compile(r"^(bwrap|sandbox-exec): ", re.MULTILINE)
+"""The agent's own sandbox that cannot be set up, so that no command runs."""
 
 
 @detector("path_not_editable", "permission_denied")
 def permission(work: Reading) -> Iterator[Finding]:
-    """Find what the agent may not do: change a file, run a command."""
+    """Find what the agent may not do: change a file, run a command.
+
+    That its own sandbox does not work is nothing that it could know in the first turn that shows it.
+    """
+    broken: int | None = None
     for step in work.steps:
-        if step.refusal in ("path_not_editable", "permission_denied"):
-            yield step.finding(str(step.refusal))
+        if step.refusal not in ("path_not_editable", "permission_denied"):
+            continue
+        sandbox = _SANDBOX.search(step.content) if step.command is not None else None
+        if sandbox and step.command is not None and sandbox[1] not in step.command.programs:
+            broken = step.turn if broken is None else broken
+            if step.turn == broken:
+                continue
+        yield step.finding(str(step.refusal))
 
 
 @detector("command_failed", needs={"next"})
@@ -43,17 +70,24 @@ def command_failed(work: Reading) -> Iterator[Finding]:
 
     That is: the shell could not run it (exit status 126 or 127) or it says itself that it was called in a wrong way (a usage
     message, a known error text); or it failed and the next turn makes nearly the same call again, or takes it back. A failing
-    test run, linter or build and a search that finds nothing are answers, and so is a program of the agent's own that raises.
+    test run, linter or build and a search that finds nothing are answers, and so is a program of the agent's own that raises, and
+    that a folder is no repository, to the first turn that asks git.
     """
+    asked: int | None = None
     for step in work.steps:
         if step.command is None:
             continue
-        if step.refusal == "command_failed":
+        if asked is None and any(program.partition(" ")[0] == "git" for program in step.command.programs):
+            asked = step.turn
+        if step.refusal == "command_failed" and not (
+            step.turn == asked and step.command.looks and _NO_REPOSITORY in step.content
+        ):
             yield step.finding("command_failed", {"exit_code": step.exit_code})
         elif step.refusal is None and _failed_without_saying(step) and (how := _taken_back(work, step)) is not None:
             yield step.finding("command_failed", {"exit_code": step.exit_code, "reason": how}, confidence=0.8)
 
 
+_NO_REPOSITORY = "fatal: not a git repository"
 _RUNS_ANYTHING = frozenset({"python", "node", "ruby", "perl", "bash", "sh", "php", "java", "Rscript"})
 
 

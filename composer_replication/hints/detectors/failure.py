@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from composer_replication.actions.tool_effects import EffectKind, ToolEffect
+from composer_replication.actions.tool_effects import EffectKind, ToolEffect, refusal_in
 from composer_replication.hints.detectors.shell import ShellCommand
 from composer_replication.types import ToolResult
 
@@ -123,7 +123,10 @@ _EXIT = re.compile(
     r"(?:exit )?(?:code|status):?\s+(-?\d+)\b",
     re.IGNORECASE,
 )
-_FRAME = re.compile(r"(?:[A-Z][a-z]+ [A-Za-z ]{2,20}:? .{1,80}\n){1,4}Output:\n|<returncode>-?\d+</returncode>\s*<output>\n?")
+_FRAME = re.compile(
+    r"Script (?:completed|failed|running)[^\n]{0,80}\nWall time [^\n]{1,40}\nOutput:\n\n?(?:Script error:\n)?"
+    r"|(?:[A-Z][a-z]+ [A-Za-z ]{2,20}:? .{1,80}\n){1,4}Output:\n|<returncode>-?\d+</returncode>\s*<output>\n?"
+)
 """Text that Codex and mini-swe-agent put before a command's output."""
 _TIMEOUT_LINE = _any(
     r"""
@@ -132,13 +135,20 @@ _TIMEOUT_LINE = _any(
     has no new output after [\d.]+ seconds
     """
 )
-_SHELL = r"(?:/bin/|/usr/bin/)?(?:ba|z|da|k)?sh(?:: line \d+|: \d+|:\d+)?: "
-_FILE_PROGRAMS = r"(?:cat|ls|cd|head|tail|sed|nl|wc|cp|mv|rm|find|stat|less|grep|diff|touch|mkdir|python[\d.]*|tree|file|chmod)"
+_SHELL = r"(?:(?:/usr)?/bin/)?(?:(?:ba|z|da|k)?sh|\(eval\))(?::[a-z]+)?(?:: line \d+|: \d+|:\d+)?: "
+_LISTERS = r"(?:ls|find|rg|grep|fd|tree|du|stat|wc)"
+_FILE_PROGRAMS = (
+    rf"(?:{_LISTERS}|cat|cd|head|tail|sed|nl|cp|mv|rm|less|diff|touch|mkdir|python[\d.]*|file|chmod|strings|xxd|od|hexdump|tac|"
+    r"sort|uniq|cut|awk|tar|ln|readlink|rmdir|jq|base64|md5sum|sha256sum)"
+)
 _SHELL_ERRORS: Mapping[str, re.Pattern[str]] = {
     "path_not_found": _any(
         rf"""
         ^(?:{_SHELL})?{_FILE_PROGRAMS}: .{{0,300}}(?:No such file or directory|cannot access|does not exist)
+        ^strings: .{{1,300}}: No such file$
+        ^.{{1,200}}: cannot open `.{{1,200}}' \(No such file or directory\)
         ^{_SHELL}(?:cd: )?.{{1,200}}: No such file or directory
+        ^{_SHELL}(?:cd: )?no such file or directory:
         ^ERROR: file or directory not found:
         """,
         re.MULTILINE,
@@ -158,6 +168,7 @@ _SHELL_ERRORS: Mapping[str, re.Pattern[str]] = {
     "command_failed": _any(
         rf"""
         ^{_SHELL}.{{0,200}}(?:command not found|syntax error|unexpected EOF|[Nn]ot found$|event not found|cannot execute)
+        ^{_SHELL}(?:no matches found: |unmatched ["'`]|parse error near|bad pattern: )
         ^[\w./+-]{{1,60}}: command not found
         ^(?:zsh: )?command not found:
         ^/\S*python[\d.]*: (?:No module named |can't find )
@@ -166,7 +177,13 @@ _SHELL_ERRORS: Mapping[str, re.Pattern[str]] = {
         ^Error: No such (?:option|command)
         ^fatal: (?:not a git repository|pathspec|ambiguous argument|bad revision|unknown|unrecognized|invalid|no such path)
         ^error: pathspec
-        ^npm (?:ERR!|error) Missing script
+        ^npm (?:ERR!|error) (?:Missing script|code (?:ERESOLVE|ETARGET|E404)$)
+        ^\(use -f to force removal\)$
+        ^Windows Subsystem for Linux has no installed distributions
+        ^Error code: (?:Bash|Wsl)/Service/
+        ^.{{0,20}}Unable to acquire lock at
+        ^E: Could not get lock
+        ^fatal: Unable to create '.{{1,300}}\.lock': File exists
         ^sed: -e expression
         ^git: '[\w-]+' is not a git command
         ^make: \*\*\* No rule to make target
@@ -183,6 +200,14 @@ _MISUSED = re.compile(
 )
 """A program's complaint about its own arguments."""
 _USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
+_BUSY = re.compile(
+    r"\blisten EADDRINUSE\b|\[Errno (?:48|98)\] [Aa]ddress already in use|\bbind: [Aa]ddress already in use"
+    r"|\bAddress already in use \(os error (?:48|98)\)"
+)
+"""A server's words for a port that another one has."""
+_COMPLAINT = re.compile(rf"{_LISTERS}: .{{0,300}}(?:No such file or directory|cannot access|does not exist)")
+_STATUS = re.compile(r"\[(?:The command|Command|Current working|Python interp).*|(?:Exit code|exit status):? -?\d+$")
+"""Lines of the environment below or above a command's output."""
 
 
 def refusal_of(result: ToolResult | None, effect: ToolEffect) -> str | None:
@@ -193,42 +218,51 @@ def refusal_of(result: ToolResult | None, effect: ToolEffect) -> str | None:
     if result.status != "ok":
         if effect.kind is EffectKind.SHELL or result.status in STATUSES - {"command_failed"}:
             return result.status
-        return _kind_of_text(result.content) or result.status
+        return _kind_of_text(result.content, result.name) or result.status
     if result.name in _OWN or effect.kind in (EffectKind.SHELL, EffectKind.TEST):
         return None
     opening = _OPENING.match(result.content)
-    if effect.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST) and (opening is None or not opening[0].strip()):
-        # their output may begin with anything: only a short answer that is all error counts
-        return _kind_of_text(result.content) if len(result.content) < 300 and "\n" not in result.content.strip() else None
-    return _kind_of_text(result.content)
+    shows = effect.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST) and (opening is None or not opening[0].strip())
+    if shows and (len(result.content) >= 300 or "\n" in result.content.strip()):
+        return None  # what is shown may begin with anything: only a short answer that is all error counts
+    return _kind_of_text(result.content, result.name)
 
 
-def _kind_of_text(content: str) -> str | None:
+def _kind_of_text(content: str, name: str) -> str | None:
     opening = _OPENING.match(content)
     head = content[opening.end() if opening else 0 :][:_HEAD]
-    return next((kind for kind, pattern in _REFUSALS.items() if pattern.match(head)), None)
+    found = next((kind for kind, pattern in _REFUSALS.items() if pattern.match(head)), None)
+    return found or refusal_in(content, name, shell=False)
 
 
 def shell_answer(result: ToolResult) -> tuple[str, int | None]:
     """Return the output of a shell command and its exit status, read from the log's fields or the answer's first or last
     words."""
     text, code = result.content, None
-    if text.startswith('{"output":'):  # Codex
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError):
-            data = {}
-        metadata = data.get("metadata")
-        text = str(data.get("output", text))
-        code = metadata.get("exit_code") if isinstance(metadata, dict) else None
+    frame = _FRAME.match(text)
+    begin = frame.end() if frame else 0
+    if text.startswith('{"', begin) and (answer := _codex_answer(text[begin:])) is not None:
+        (text, code), frame = answer, None
     for name in ("returncode", "exit_code", "exitCode"):
         code = result.details.get(name, code)
     if not isinstance(code, int) or isinstance(code, bool):
         parts = (text,) if len(text) <= _TAIL else (text[:200], text[-_TAIL:])
         found = [code for part in parts for code in _EXIT.findall(part)]
         code = int("".join(found[-1])[:10]) if found else None
-    frame = _FRAME.match(text)
     return text[frame.end() :].removesuffix("</output>") if frame is not None else text, code
+
+
+def _codex_answer(text: str) -> tuple[str, int | None] | None:
+    """Return output and exit status of an answer in JSON, as older versions of Codex and its code mode have it."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    told = data.get("metadata", data)
+    if not isinstance(data.get("output"), str) or not isinstance(told, dict) or "exit_code" not in told:
+        return None
+    code = told["exit_code"]
+    return str(data["output"]), code if isinstance(code, int) else None
 
 
 def shell_refusal(status: str, shown: str, command: ShellCommand, exit_code: int | None) -> str | None:
@@ -241,20 +275,36 @@ def shell_refusal(status: str, shown: str, command: ShellCommand, exit_code: int
     if exit_code == 0:
         return None
     silent = exit_code is None and status == "ok"
-    text = _ends(shown)
+    if exit_code is None and not command.looks:
+        refused = refusal_in(shown, next(iter(command.programs), ""), shell=True)
+        if refused is not None:
+            return refused
+    text = _ends(shown.replace("\0", ""))  # UTF-16, as some programs of Windows write it
     if silent and command.looks and not command.checks:
         # a file's content is not the shell's message; the program's own error would come first
         first = text.partition("\n")[0]
-        text = first if any(f"{program}:" in first[:60] for program in command.programs) else ""
+        named = any(f"{program}:" in first[:60] for program in command.programs)
+        text = first if named or ("file" in command.programs and ": cannot open `" in first) else ""
     if (exit_code == 124 and not command.checks) or (exit_code in (None, -1, 124) and _TIMEOUT_LINE.search(text or shown[:80])):
         return "timeout"
     for kind, pattern in _SHELL_ERRORS.items():
-        if pattern.search(text):
+        if pattern.search(text) and not (kind == "path_not_found" and _finds_some(shown, command)):
             return kind
+    if not command.tests and _BUSY.search(text):
+        return "command_failed"
     misused = any(program in command.programs or program.endswith(".py") for program in _MISUSED.findall(text))
     if misused or exit_code in (126, 127) or (exit_code == 2 and _USAGE.search(text)):
         return "command_failed"
     return status if status in STATUSES - {"command_failed", "tests_failed"} else None
+
+
+def _finds_some(shown: str, command: ShellCommand) -> bool:
+    """Return whether a listing of several paths shows some and only complains about others: that is how one asks which there
+    are."""
+    if command.places < 2:
+        return False
+    rest = [line for line in shown.split("\n") if line.strip() and not _COMPLAINT.match(line) and not _STATUS.match(line)]
+    return bool(rest) and not _SHELL_ERRORS["path_not_found"].search("\n".join(rest))
 
 
 def _ends(text: str) -> str:

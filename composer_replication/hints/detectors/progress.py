@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterator
 
 from composer_replication.actions.tool_effects import EffectKind
@@ -18,20 +19,33 @@ def _same_answer(one: CallStep, other: CallStep) -> bool:
 
 @detector("repeated_action")
 def repeated_action(work: Reading) -> Iterator[Finding]:
-    """Find a canonical call made twice or more in a row with the same answer: one finding per run, at its first repeat."""
+    """Find a canonical call made twice or more in a row with the same answer, and a command started in the background twice in a
+    row: one finding per repeat."""
     previous: CallStep | None = None
-    repeats = 0
     for step in work.steps:
         if step.call is None or step.call.error is not None:
-            previous, repeats = None, 0
+            previous = None
             continue
         if step.result is None:
             continue
-        same = previous is not None and same_action(previous, step) and _same_answer(previous, step)
-        repeats = repeats + 1 if same else 0
-        previous = step
-        if repeats == 1:
+        if previous is not None and (
+            (same_action(previous, step) and _same_answer(previous, step)) or _started_again(previous, step)
+        ):
             yield step.finding("repeated_action")
+        previous = step
+
+
+_BACKGROUND = ("run_in_background", "is_background")
+
+
+def _started_again(one: CallStep, other: CallStep) -> bool:
+    """Return whether both start the same command in the background: the answer names the job, so it differs each time."""
+    return one.signature == other.signature and _in_background(one) and _in_background(other)
+
+
+def _in_background(step: CallStep) -> bool:
+    started = step.command is not None and step.call is not None and step.refusal is None
+    return started and any(step.call.arguments.get(name) is True for name in _BACKGROUND if step.call)
 
 
 @detector("oscillation")
@@ -111,16 +125,18 @@ _LONGEST_TEXT = 8_000
 """Characters of a turn's own words; calls do not count."""
 _LONGEST_OBSERVATION = 40_000
 """Characters of one answer."""
+_CUT = re.compile(r"(?:<returncode>-?\d+</returncode>\s*)?<warning>\s*The output of your last command was too long\b")
+"""mini-swe-agent's words above an answer whose middle it left out."""
 
 
 @detector("long_turn", "long_observation")
 def too_long(work: Reading) -> Iterator[Finding]:
-    """Find turns with far too much text, and calls that returned far too much to read."""
+    """Find turns with far too much text, and calls that returned far too much to read, by length or by the environment's word."""
     for index, turn in enumerate(work.turns):
         if len(turn.text) > _LONGEST_TEXT and not turn.tool_calls:
             yield Finding(
                 kind="long_turn", turn=index, span=(_LONGEST_TEXT, len(turn.text)), evidence={"characters": len(turn.text)}
             )
     for step in work.steps:
-        if len(step.content) > _LONGEST_OBSERVATION:
+        if len(step.content) > _LONGEST_OBSERVATION or _CUT.match(step.content):
             yield step.finding("long_observation", {"characters": len(step.content), "observation": ""})

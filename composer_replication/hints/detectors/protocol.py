@@ -42,6 +42,14 @@ def malformed_call(work: Reading) -> Iterator[Finding]:
             yield step.finding("malformed_call")
 
 
+@detector("cut_off")
+def cut_off(work: Reading) -> Iterator[Finding]:
+    """Find a call that ends in the middle because a budget of tokens did: it could not be read, and nothing answered it."""
+    for step in work.steps:
+        if step.result is None and step.call is not None and step.call.error is not None:
+            yield step.finding("cut_off")
+
+
 @detector("invalid_arguments")
 def invalid_arguments(work: Reading) -> Iterator[Finding]:
     """Find arguments that do not fit the tool's schema, by the environment's word or by the schema itself."""

@@ -127,6 +127,11 @@ _HISTORY = re.compile(
     r"|(?:^|\s)(?:cat|ls|less|head|tail|find|strings|cp|grep -r\S* \S+)\s(?:[^|;&]*[\s/])?\.git/"
     r"|\b(?:uncompyle6|decompyle3|pycdc|pycdas)\b|\bstrings\s+\S*\.pyc|\bmarshal\.loads?\b|(?:^|\s)\S*__pycache__/\S+\.pyc"
 )
+_LEFT_OUT = re.compile(
+    r"(?:-not|\\?!)\s+-i?(?:path|name)\s+[^\s;&|]+|-i?(?:path|name)\s+[^\s;&|]+\s+-prune"
+    r"|--exclude(?:-dir)?[= ][^\s;&|]+|-g\s*['\"]?![^\s;&|]+"
+)
+"""What a search is told to leave out."""
 _MAX_COMMAND, _MAX_PIECE = 1 << 15, 1 << 11
 """Characters of a command line, and of one command in it, that are searched."""
 _WRITES_TO = re.compile(
@@ -193,7 +198,8 @@ def _history(command: str) -> tuple[int, str] | None:
     Searched command by command, and not beyond what people write: the pattern's cost grows with the square of a text's length.
     """
     for piece in re.finditer(r"[^|;&]+", command[:_MAX_COMMAND]):
-        if (found := _HISTORY.search(piece[0][:_MAX_PIECE])) is not None:
+        looked_at = _LEFT_OUT.sub(lambda part: " " * len(part[0]), piece[0][:_MAX_PIECE])
+        if (found := _HISTORY.search(looked_at)) is not None:
             return piece.start() + found.start(), found[0]
     return None
 

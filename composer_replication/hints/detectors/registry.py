@@ -43,6 +43,7 @@ BUILTIN_DETECTORS: Mapping[str, Detector] = {
     "repeated_action": progress.repeated_action,
     "malformed_markup": protocol.malformed_markup,
     "no_tool_call": protocol.no_tool_call,
+    "cut_off": protocol.cut_off,
     "command_failed": execution.command_failed,
     "oscillation": progress.oscillation,
     "reread": progress.reread,
@@ -55,8 +56,9 @@ BUILTIN_DETECTORS: Mapping[str, Detector] = {
 """Detectors by their run-file name. If several find the same turn, the first one that yields a hint counts, so the order matters:
 what the environment refused, then what the tests reported, then the rest."""
 
-ENVIRONMENT = tuple(BUILTIN_DETECTORS)[:9]
-"""The detectors that only repeat what the environment reported: their findings are certain."""
+STANDARD = tuple(BUILTIN_DETECTORS)[:12]
+"""The detectors that runs use by default: they repeat what the environment reported, or find that a turn has no call that could
+be carried out."""
 
 GROUP = "composer_replication.detectors"
 

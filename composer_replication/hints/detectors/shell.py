@@ -38,9 +38,11 @@ def _words(text: str) -> frozenset[str]:
 
 _CHECKERS = _words(
     """ruff flake8 pylint mypy pyright black isort eslint tsc prettier make cmake ninja gcc g++ cc clang clang++ rustc javac mvn
-    gradle gradlew cargo go npm yarn pnpm bun pre-commit lint-imports pycodestyle bandit just dotnet py_compile compileall"""
+    gradle gradlew cargo go npm yarn pnpm bun hardhat forge anchor solc next vite webpack rollup esbuild tsup turbo nx pre-commit
+    lint-imports pycodestyle bandit just dotnet py_compile compileall"""
 )
 _SEARCHERS = _words("grep egrep fgrep rg ag ack test [ [[ pgrep pidof which type hash diff cmp comm ls stat find fd")
+_LISTERS = _words("ls find rg grep fd tree du stat wc")
 _LOOKERS = _SEARCHERS | _words(
     """cat head tail nl wc less more file tree pwd echo printf cd true false sort uniq cut tr awk column basename dirname date env
     id uname whoami hostname du df ps xxd hexdump od strings realpath readlink md5sum sha256sum jq sleep export set"""
@@ -67,6 +69,8 @@ class ShellCommand:
     """It changes no file: every part is known only to read."""
     undoes: bool
     """It restores files."""
+    places: int = 0
+    """Number of paths that a listing or search in it names; of several commands the largest."""
 
 
 def command_of(text: str) -> ShellCommand:
@@ -86,6 +90,7 @@ def command_of(text: str) -> ShellCommand:
         searches=any(p in _SEARCHERS or p in ("git diff", "git grep", "git merge-base") for p in programs),
         looks=not _WRITES_BY_REDIRECT.search(bare) and all(map(_looks, programs, split)),
         undoes=any(_UNDOES.match(part) for part in parts),
+        places=max((_places(p, words) for p, words in zip(programs, split, strict=True) if p in _LISTERS), default=0),
     )
 
 
@@ -96,6 +101,14 @@ def _program(words: list[str]) -> str:
     if _PYTHON.match(name) and "-m" in words[:-1]:
         return words[words.index("-m") + 1]
     return "python" if _PYTHON.match(name) else name
+
+
+def _places(program: str, words: list[str]) -> int:
+    """Return how many paths a listing or search names, an option's value perhaps included."""
+    if program == "find":
+        return next((i for i, word in enumerate(words[1:]) if word[0] in "-(!\\"), len(words) - 1)
+    named = sum(not word.startswith("-") for word in words[1:])
+    return named - 1 if program in ("grep", "rg", "fd") and "--files" not in words else named
 
 
 def _runs_tests(program: str, words: list[str]) -> bool:

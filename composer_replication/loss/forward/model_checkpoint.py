@@ -31,7 +31,7 @@ from composer_replication.types.errors import CheckpointError, StorageError
 
 KEPT = 2
 CARD = "README.md"
-"""The run's model card, written to `ckpt/`; each checkpoint has a copy."""
+"""A model card, written to `ckpt/ARM/` or, for all arms that have none, to `ckpt/`; each checkpoint has a copy."""
 _MANIFEST = "MANIFEST.sha256"
 _REQUIRED = ("learner.pt", "loop.json")
 _OF_THE_MODEL = ("config.json", "adapter_config.json")
@@ -151,9 +151,9 @@ def _publish(made: Path, target: Path, learner: dict[str, Any], loop: Mapping[st
     """Complete a folder that has the weights, put it in its place, and remove the checkpoints that are too old to keep."""
     torch.save(learner, made / "learner.pt")
     (made / "loop.json").write_text(json.dumps(loop, indent=1))
-    card = target.parent.parent / CARD
-    if card.is_file():
-        shutil.copyfile(card, made / CARD)
+    cards = [folder / CARD for folder in (target.parent, target.parent.parent) if (folder / CARD).is_file()]
+    if cards:
+        shutil.copyfile(cards[0], made / CARD)
     _seal(made)
     shutil.rmtree(target, ignore_errors=True)
     made.rename(target)

@@ -2,11 +2,13 @@
 
 from composer_replication.rollouts.serving.engine import ServingEngine, open_server
 from composer_replication.rollouts.serving.http import KEY_VARIABLE
+from composer_replication.rollouts.serving.prompt_scorer import PromptScorer
 from composer_replication.rollouts.serving.started import StartedVllm, VllmOptions, require_vllm, visible_gpus
 from composer_replication.rollouts.serving.weights import SharedFolder, WeightTransfer
 
 __all__ = [
     "KEY_VARIABLE",
+    "PromptScorer",
     "ServingEngine",
     "SharedFolder",
     "StartedVllm",

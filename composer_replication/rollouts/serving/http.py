@@ -57,9 +57,10 @@ class Http:
         url: of the server's root, `http://HOST:PORT`.
         timeout_s: most seconds without a byte from the server.
         attempts: at a request that costs nothing when it fails.
+        key: the server's; None for that of the sampling server (`KEY_VARIABLE`).
     """
 
-    def __init__(self, url: str, *, timeout_s: float, attempts: int) -> None:
+    def __init__(self, url: str, *, timeout_s: float, attempts: int, key: str | None = None) -> None:
         import openai  # takes half a second
 
         if not url.startswith(("http://", "https://")):
@@ -67,7 +68,7 @@ class Http:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._timeout_s, self._attempts = timeout_s, attempts
         self._client = openai.AsyncOpenAI(
-            api_key=os.environ.get(KEY_VARIABLE) or "none",
+            api_key=(os.environ.get(KEY_VARIABLE) if key is None else key) or "none",
             base_url=self.url,
             timeout=openai.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
             max_retries=0,

@@ -14,7 +14,7 @@ from composer_replication.types.errors import ModelError
 from composer_replication.types.routed_experts import RawExperts
 
 _EXPERTS_FIX = "start it with --enable-return-routed-experts, or set model.router_replay = false"
-_CLAMPED = -9999.0
+CLAMPED = -9999.0
 """The value vLLM sends for minus infinity and for NaN."""
 
 
@@ -184,4 +184,4 @@ def checked(answer: Answer, ask: Ask, url: str) -> Answer:
 
 def _is_logprob(value: Any) -> bool:
     # rounding may put a sure token a little above 0
-    return isinstance(value, int | float) and math.isfinite(value) and _CLAMPED < value < 1e-3
+    return isinstance(value, int | float) and math.isfinite(value) and CLAMPED < value < 1e-3

@@ -1,10 +1,10 @@
 """Claude Code's session logs, `~/.claude/projects/FOLDER/SESSION.jsonl` (layout seen in 2.1 and in Harbor's converter).
 
-Every line has a `uuid` and a `parentUuid`: a session is a tree. One answer of the model is spread over several lines that share
-`message.id`, and the results of calls made at once hang on different ones of them. Compaction begins a new tree, whose first line
-names the old one's last as `logicalParentUuid` and the messages that stay after its summary. The way to the youngest answer is
-the trace; other answers are separate branches, whose shared beginning is context only. Side chains (subagents) are dropped
-and counted.
+Every line has a `uuid` and a `parentUuid`: a session is a tree. A line may stand before its parent: 2.1.112 writes the result of
+a quick call before the call. One answer of the model is spread over several lines that share `message.id`, and the results of
+calls made at once hang on different ones of them. Compaction begins a new tree, whose first line names the old one's last as
+`logicalParentUuid` and the messages that stay after its summary. The way to the youngest answer is the trace; other answers are
+separate branches, whose shared beginning is context only. Side chains (subagents) are dropped and counted.
 
 The log holds neither the system prompt, nor the tools, nor the reminders that the program adds to messages: contexts are without.
 """
@@ -39,12 +39,16 @@ _TYPES = {"user", "assistant", "system", "summary", "attachment", "progress", "f
 
 def _read(path: Path) -> Iterator[Item]:
     session = _ClaudeSession()
+    lines: list[dict[str, Any] | None] = []
     for item in objects(path):
         if isinstance(item, Problem):
             yield item
+        lines.append(None if isinstance(item, Problem) else item[1])
+    for line in _parents_first(lines):
+        if line is None:
             session.lose()
         else:
-            session.add(item[1])
+            session.add(line)
     leaves = session.leaves()
     done: set[int] = set()
     for place, leaf in enumerate(reversed(leaves)):
@@ -58,6 +62,28 @@ def _read(path: Path) -> Iterator[Item]:
         1 for unit in session.units if unit.role == "user" and not unit.results and unit.number not in session.walked
     )
     yield from (Dropped(path, reason, count) for reason, count in session.dropped.items() if count)
+
+
+def _parents_first(lines: list[dict[str, Any] | None]) -> Iterator[dict[str, Any] | None]:
+    """Yield the lines in order, but each that stands before its parent directly after it; None stands for a line that cannot be
+    read."""
+    coming = {uuid for line in lines if line is not None and (uuid := string(line, "uuid"))}
+    waiting: dict[str, list[dict[str, Any]]] = {}
+    past: set[str] = set()
+    for line in lines:
+        parent = "" if line is None else string(line, "parentUuid")
+        if line is not None and parent in coming and parent not in past:
+            waiting.setdefault(parent, []).append(line)
+            continue
+        ready = [line]
+        while ready:
+            now = ready.pop()
+            yield now
+            uuid = "" if now is None else string(now, "uuid")
+            past.add(uuid)
+            ready.extend(reversed(waiting.pop(uuid, [])))
+    left = {id(line) for lines_of_parent in waiting.values() for line in lines_of_parent}  # their parents run in a circle
+    yield from (line for line in lines if id(line) in left)
 
 
 @dataclass(slots=True)

@@ -3,21 +3,35 @@
 What the model returns at once are several items, closed by a usage record or by the next item that is not the model's. A
 compaction names what the model sees from then on; where it or a rollback does not, the turns after it are marked incomplete.
 
+In code mode the model has one tool, `exec`, and calls the others from JavaScript. A script with a single call that is certain
+(`scripts.call_in`) is that call in its turn, whose details keep the script; contexts have it as the model wrote it.
+
 Contexts are without the system prompt: the log's `base_instructions` are what it is made from, not what is sent (seen in 0.169:
 whole sections differ). They are in the trace's details. The tools are not in the log either.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import FileReader, Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call, spoken, tool_message
+from composer_replication.traces.readers.scripts import call_in
+from composer_replication.traces.recorder import (
+    INCOMPLETE,
+    SCRIPT_TOOL,
+    SCRIPTS,
+    ConversationRecorder,
+    native_call,
+    spoken,
+    tool_message,
+)
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, objects, parse
 from composer_replication.types import Message, ToolCall, ToolResult
 
@@ -25,6 +39,7 @@ _TYPES = {"session_meta", "response_item", "turn_context", "event_msg", "compact
 _OUTPUT = {"reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call"}
 _RESULTS = {"function_call_output", "custom_tool_call_output", "local_shell_call_output"}
 _ROLES = {"developer": "system", "system": "system", "user": "user"}
+_REPORT = re.compile(r"\AScript (completed|failed|running)[^\n]*\n(?:Wall time [^\n]*\n)?Output:\n\s*(?:Script error:\n)?")
 SUMMARY = "answers to the program's own request for a summary"
 UNKNOWN = "items of a type that is not known"
 
@@ -68,6 +83,8 @@ class _CodexPlayer:
         self._open: list[dict[str, Any]] = []
         self._details: dict[str, Any] = {}
         self._lost = ""
+        self._total: Any = None
+        self._scripts: set[str] = set()
 
     def line(self, line: Mapping[str, Any]) -> None:
         """Play one line."""
@@ -96,9 +113,12 @@ class _CodexPlayer:
 
     def _event(self, payload: Mapping[str, Any]) -> None:
         if payload.get("type") == "token_count":
-            usage = section(payload, "info", "last_token_usage")
+            total = section(payload, "info", "total_token_usage") or payload
+            if payload.get("info", total) is None or total == self._total:
+                return  # limits are told anew in the midst of an answer; what it used is told once, at its end
+            self._total = total
             if self._open:
-                self._details.update(present(usage=usage))
+                self._details.update(present(usage=section(payload, "info", "last_token_usage")))
             self.close()
         elif payload.get("type") == "thread_rolled_back":
             self.close()
@@ -122,7 +142,7 @@ class _CodexPlayer:
         """Replay an item of the model or of another source, as context only."""
         kind = string(item, "type")
         if kind in _RESULTS:
-            self.recorder.context.append(tool_message(self._result(item)))
+            self.recorder.context.append(self._told(self._result(item)))
         elif kind in _OUTPUT or (kind == "message" and item.get("role") == "assistant"):
             text, calls, _ = _spoken([item])
             if text or calls:
@@ -139,7 +159,8 @@ class _CodexPlayer:
             self._details.update(present(timestamp=string(line, "timestamp")))
         elif kind in _RESULTS:
             self.close()
-            self.recorder.result(self._result(item))
+            result = self._result(item)
+            self.recorder.result(result, self._told(result))
         elif kind == "message":
             self.close()
             self._message(item)
@@ -158,7 +179,14 @@ class _CodexPlayer:
         text, missing = text_of(output)
         self._lost = self._lost or (missing and f"a part of a result: {missing}")
         call_id = string(item, "call_id")
-        return inferred_result(self.recorder.call(call_id), call_id, text, exit_code=_exit_code(text))
+        report = _REPORT.match(text)
+        said = text[report.end() :] if report else text
+        failed = report is not None and report[1] == "failed"
+        return inferred_result(self.recorder.call(call_id), call_id, text, said=said, exit_code=_exit_code(said), failed=failed)
+
+    def _told(self, result: ToolResult) -> Message:
+        """Return a result as the model reads it: that of a script by the name of the tool that runs scripts."""
+        return tool_message(replace(result, name=SCRIPT_TOOL) if result.call_id in self._scripts else result)
 
     def close(self) -> None:
         """End the answer of the model that is open, if one is."""
@@ -169,7 +197,13 @@ class _CodexPlayer:
         if self._lost:
             details[INCOMPLETE] = self._lost
         searched = [section(item, "action") for item in self._open if item.get("type") == "web_search_call"]
-        self.recorder.answer(text, calls, reasoning=reasoning, details={**details, **present(web_search=searched)})
+        made = [(_called(call) or (call, raw)) for call, raw in calls]
+        scripts = {
+            call.call_id: call.arguments["input"] for (call, _), (real, _) in zip(calls, made, strict=True) if call is not real
+        }
+        self._scripts.update(scripts)
+        details.update(present(web_search=searched, **{SCRIPTS: scripts}))
+        self.recorder.answer(text, made, reasoning=reasoning, details=details, message=spoken(text, calls))
         self._open, self._details = [], {}
 
 
@@ -194,15 +228,28 @@ def _spoken(items: list[dict[str, Any]] | list[Mapping[str, Any]]) -> tuple[str,
     return "\n".join(texts), calls, "\n".join(filter(None, thoughts))
 
 
+def _called(call: ToolCall) -> tuple[ToolCall, str | None] | None:
+    """Return the one certain call of a script; None for a call that is no such script."""
+    script = call.arguments.get("input") if call.name == SCRIPT_TOOL else None
+    found = call_in(script) if isinstance(script, str) else None
+    if found is None or not isinstance(found[1], str | dict):
+        return None
+    name, argument = found
+    made = native_call(call.call_id, name, argument if isinstance(argument, dict) else {"input": argument})
+    return made if made[0].error is None else None
+
+
 def _exit_code(text: str) -> int | None:
-    """Return the exit code in the JSON form that older versions give results."""
+    """Return the exit code in the JSON form that older versions and code mode give results."""
     if not text.startswith("{"):
         return None
     try:
         value = parse(text.encode())
     except UnreadableError:
         return None
-    code = number(value, "metadata", "exit_code") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or "output" not in value:
+        return None
+    code = number(value, "exit_code") if "exit_code" in value else number(value, "metadata", "exit_code")
     return None if code is None else int(code)
 
 

@@ -50,7 +50,8 @@ def text_of(content: Any) -> tuple[str, str]:
     """Return `(text, missing)` of a message's content, a text or a list of parts; `missing` names what text cannot hold, e.g.
     `image`.
 
-    Parts follow each other on separate lines; `[image]` stands for one.
+    Parts follow each other on separate lines; `[image]` stands for one. A `tool_reference`, by which a search of Claude's tools
+    answers, is the tool's name: the interface loads that tool's description, and descriptions are no part of messages.
     """
     if isinstance(content, str):
         return content, ""
@@ -65,6 +66,8 @@ def text_of(content: Any) -> tuple[str, str]:
             texts.append(part)
         elif isinstance(part, dict) and isinstance(part.get("text"), str):
             texts.append(part["text"])
+        elif isinstance(part, dict) and part.get("type") == "tool_reference" and isinstance(part.get("tool_name"), str):
+            texts.append(part["tool_name"])
         else:
             kind = str(part.get("type", "part")) if isinstance(part, dict) else type(part).__name__
             missing = kind[:40]

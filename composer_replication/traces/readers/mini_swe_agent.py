@@ -1,4 +1,6 @@
-"""mini-swe-agent 2.x (https://mini-swe-agent.com): the messages it sends, each with what it knows besides under `extra`.
+"""mini-swe-agent (https://mini-swe-agent.com): the messages it sends, from 2.0 on each with what it knows besides under `extra`.
+
+Logs of 1.x have the messages alone: the command is the one `bash` block of an answer, the next message what came of it.
 
 An answer in the wrong form is not shown to the model again: it stands in the `extra` of the complaint about it, and is a turn
 that no later context has. The tools are those of the agent itself: `bash` where it calls tools, none where it writes commands
@@ -11,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from composer_replication.actions.calls import command_in
 from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import FileReader, Item, of_document
 from composer_replication.traces.readers.fields import native_calls, number, objects_in, present, section, string, text_of
@@ -25,6 +28,8 @@ _PARAMETERS = {
     "properties": {"command": {"type": "string", "description": "The bash command to execute"}},
     "required": ["command"],
 }
+_TAGS = ("bash", "mswea_bash_command")
+"""Tags of the block that it runs."""
 BASH: ToolSchema = {
     "type": "function",
     "function": {"name": "bash", "description": "Execute a bash command", "parameters": _PARAMETERS},
@@ -77,6 +82,7 @@ class _MiniSweAgentPlayer:
         self.native = False
         self.exit_status = ""
         self._asked: list[str] = []
+        self._in_text = False
         self._answers = 0
         self._missing = ""
 
@@ -100,7 +106,7 @@ class _MiniSweAgentPlayer:
             if string(extra, "interrupt_type") == "FormatError" and refused:
                 self._refused(refused)
             spoken = Message(role=role, content=text)
-            if role == "user" and "returncode" in extra and self._asked:
+            if role == "user" and self._asked and ("returncode" in extra or self._in_text):
                 self._result(self._asked.pop(0), text, extra, spoken)
             else:
                 self.recorder.say(spoken)
@@ -116,7 +122,10 @@ class _MiniSweAgentPlayer:
         spoken = None
         if not calls:  # commands in the text
             spoken = Message(role="assistant", content=text)
+            self._in_text = shown and "actions" not in extra
+            found = command_in(text) if self._in_text else None
             commands = [string(action, "command") for action in objects_in(extra.get("actions"))]
+            commands += [found[1]] if found and found[0] in _TAGS else []
             calls = [native_call(f"call_{self._answers}_{i}", "bash", {"command": c}) for i, c in enumerate(commands)]
             self._asked = [call.call_id for call, _ in calls]
         self._answers += 1

@@ -1,28 +1,35 @@
 """Conversations in the OpenAI chat form, one per line, which most datasets of agent runs use.
 
-A record holds `messages`, a list or its JSON text, or `trajectory` (nebius, SWE-rebench), and beside it what many have: `tools`,
-an id, `instance_id`, `model`, `resolved`. Every message of the assistant is a turn, and those before it are its context. Tool
-calls are native (`tool_calls`); the older `function_call` and role `function` are read likewise, and the role `ai` with `text`.
+A record holds `messages`, a list or its JSON text, `trajectory` (nebius, SWE-rebench) or `traj` (tau-bench), and beside it what
+many have: `tools`, an id, `instance_id`, `model`, `resolved`, `reward`. A list of messages alone is a record too.
+
+Every message of the assistant is a turn, and those before it are its context. Tool calls are native (`tool_calls`); the older
+`function_call` and role `function` are read likewise, the role `ai` with `text`, and ShareGPT's `from` with `value`. A shell
+command in the text is a call where the next message says what it returned, as in datasets of mini-swe-agent.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from composer_replication.actions.calls import command_in
 from composer_replication.tokens.tool_calls import load_json
 from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import FileReader, Item
-from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
+from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call
 from composer_replication.traces.source import Problem, documents
+from composer_replication.traces.states import TEXT_ACTIONS
 from composer_replication.types import Message
 from composer_replication.types.transcript import Trace
 
-_LISTS = ("messages", "trajectory", "conversations")
+_LISTS = ("messages", "trajectory", "conversations", "traj")
 _IDS = ("trajectory_id", "traj_id", "id", "conversation_id")
+_TASKS = ("instance_id", "task_id")
 _ROLES = {
     "ai": "assistant",
     "function": "tool",
@@ -31,7 +38,9 @@ _ROLES = {
     "gpt": "assistant",
     "environment": "user",
 }
-_VERDICTS = ("resolved", "target", "success")
+_VERDICTS = ("resolved", "target", "success", "reward")
+_RETURNED = re.compile(r"\s*<returncode>-?\d+</returncode>")
+"""Opening of a message that is the result of the command before it."""
 _PATCHES = ("patch", "model_patch", "generated_patch")
 
 
@@ -40,19 +49,19 @@ def _read(path: Path) -> Iterator[Item]:
         if isinstance(item, Problem):
             yield item
             continue
-        number, record = item
+        place, record = item
         messages = _messages(record)
         if messages is None:
-            yield Problem(path, "no list of messages", number)
+            yield Problem(path, "no list of messages", place)
             continue
         recorder = ConversationRecorder()
         problem = play_messages(recorder, messages)
         if problem:
-            yield Problem(path, problem, number)
+            yield Problem(path, problem, place)
         elif not recorder.turns():
-            yield Problem(path, "a conversation without an answer of the assistant", number)
+            yield Problem(path, "a conversation without an answer of the assistant", place)
         else:
-            yield _trace(path, number, record, recorder)
+            yield _trace(path, place, record, recorder)
 
 
 def _messages(record: Mapping[str, Any]) -> list[Any] | None:
@@ -64,12 +73,17 @@ def _messages(record: Mapping[str, Any]) -> list[Any] | None:
                 value = load_json(value)
             except ValueError:
                 continue
-        if isinstance(value, list) and value and isinstance(value[0], dict) and isinstance(value[0].get("role"), str):
+        if isinstance(value, list) and value and isinstance(value[0], dict) and _role(value[0]):
             return value
     return None
 
 
-def _trace(path: Path, number: int, record: Mapping[str, Any], recorder: ConversationRecorder) -> Trace:
+def _role(message: Mapping[str, Any]) -> str:
+    said = string(message, "role") or string(message, "from")
+    return _ROLES.get(said, said)
+
+
+def _trace(path: Path, place: int, record: Mapping[str, Any], recorder: ConversationRecorder) -> Trace:
     tools = record.get("tools")
     if isinstance(tools, str):
         try:
@@ -77,11 +91,14 @@ def _trace(path: Path, number: int, record: Mapping[str, Any], recorder: Convers
         except ValueError:
             tools = []
     named = next((str(record[name]) for name in _IDS if isinstance(record.get(name), str | int)), "")
+    task = next((str(record[name]) for name in _TASKS if isinstance(record.get(name), str | int) and record[name] != ""), "")
+    called = any(turn.tool_calls for turn in recorder.turns())
+    in_text = called and not any(message.get("tool_calls") for message in recorder.context)
     return recorder.trace(
-        named or f"{path.stem}:{number}",
+        named or f"{path.stem}:{place}",
         READER.name,
         tools=tuple(objects_in(tools)),
-        task_id=string(record, "instance_id") or string(record, "task_id"),
+        task_id=task,
         model=string(record, "model") or string(record, "model_name"),
         reward=verdict(record),
         details=present(
@@ -89,33 +106,40 @@ def _trace(path: Path, number: int, record: Mapping[str, Any], recorder: Convers
             repo=string(record, "repo"),
             patch=next((string(record, name) for name in _PATCHES if string(record, name)), ""),
             metadata=section(record, "metadata"),
-        ),
+        )
+        | ({TEXT_ACTIONS: True} if in_text else {}),
     )
 
 
 def verdict(record: Mapping[str, Any]) -> float | None:
-    """Return 1 or 0 where the record says whether the work was right."""
+    """Return 1 or 0 where the record says whether the work was right, else the number that it calls the reward."""
     said = next((record[name] for name in _VERDICTS if isinstance(record.get(name), bool)), None)
+    if said is None:
+        said = next((record[name] for name in ("resolved", "success") if record.get(name) in (0, 1)), number(record, "reward"))
     return None if said is None else float(said)
 
 
 def play_messages(recorder: ConversationRecorder, messages: list[Any]) -> str:
     """Play a conversation into `recorder`. Returns what is wrong with it, or an empty text."""
-    missing = ""
+    missing, waiting = "", ""
     for place, message in enumerate(messages):
         if not isinstance(message, dict):
             return f"message {place} is not an object"
-        role = _ROLES.get(string(message, "role"), string(message, "role"))
-        content = message.get("content")
-        for name in ("text", "value", "system_prompt"):  # of datasets
-            content = message[name] if content is None and isinstance(message.get(name), str) else content
-        text, part = text_of(content)
+        role = _role(message)
+        text, part = _said(message)
         missing = missing or part
         if role == "assistant":
-            calls = [native_call(*call) for call in _calls(message, place)]
             details = {INCOMPLETE: f"a part of a message: {missing}"} if missing else None
             reasoning = string(message, "reasoning_content") or string(message, "reasoning")
-            recorder.answer(text, calls, reasoning=reasoning, details=details)
+            calls = [native_call(*call) for call in _calls(message, place)]
+            ran = "" if calls else _ran(text, messages[place + 1 : place + 2])
+            waiting = f"call_{place}_0" if ran else ""
+            calls = [native_call(waiting, "bash", {"command": ran})] if ran else calls
+            spoken = Message(role="assistant", content=text) if ran else None
+            recorder.answer(text, calls, reasoning=reasoning, details=details, message=spoken)
+        elif waiting:  # what the command in the text returned
+            recorder.result(inferred_result(recorder.call(waiting), waiting, text), Message(role="user", content=text))
+            waiting = ""
         elif role == "tool":
             call_id = string(message, "tool_call_id") or recorder.waiting(string(message, "name"))
             result = inferred_result(recorder.call(call_id), call_id, text)
@@ -125,6 +149,20 @@ def play_messages(recorder: ConversationRecorder, messages: list[Any]) -> str:
         else:
             return f"message {place} has the role {role[:40]!r}"
     return ""
+
+
+def _said(message: Mapping[str, Any]) -> tuple[str, str]:
+    content = message.get("content")
+    for name in ("text", "value", "system_prompt"):  # of datasets
+        content = message[name] if content is None and isinstance(message.get(name), str) else content
+    return text_of(content)
+
+
+def _ran(text: str, following: list[Any]) -> str:
+    """Return the command in an answer's text, if the message after it says what a command returned; else an empty text."""
+    answer = following[0] if following and isinstance(following[0], dict) else {}
+    found = command_in(text) if _role(answer) == "user" and _RETURNED.match(_said(answer)[0]) else None
+    return found[1] if found else ""
 
 
 def _calls(message: Mapping[str, Any], place: int) -> Iterator[tuple[str, str, Any]]:

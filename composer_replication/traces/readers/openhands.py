@@ -1,10 +1,13 @@
 """OpenHands (software-agent-sdk 1.x): the events of a conversation, and the completions that its model client logs.
 
-A folder of completions (`log_completions`) holds every request word for word, and is to be preferred. A folder of events
+A folder of completions (`log_completions`) holds every request word for word, and is to be preferred. For a model without native
+calls the requests have calls and results as text, and only the answers have calls. A folder of events
 (`persistence_dir/ID/events`) holds what was said; from it the requests are put together as the SDK does it: actions of one
 `llm_response_id` are one message, terminal output is followed by its metadata, a condensation takes events away and inserts its
-summary. What the events do not tell, such as output beyond the SDK's limit, marks turns incomplete. Both name the tools without
+summary. What the events do not tell, such as output beyond the SDK's limit, marks turns incomplete. All name the tools without
 their schemas.
+
+What the command line prints is a file of the same events, one a line between words for the screen, without the system prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import native_calls, number, objects_in, present, section, string, text_of
 from composer_replication.traces.readers.openai_chat import play_messages
 from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call, spoken, tool_message
-from composer_replication.traces.source import Problem, UnreadableError, document, holds
+from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, documents, holds, lines, parse
 from composer_replication.types import Message, ToolCall, ToolResult
 from composer_replication.types.transcript import Trace
 
@@ -31,26 +34,32 @@ MALFORMED = "_openhands_malformed_tool_call"
 MAX_OUTPUT = 30_000
 """Characters beyond which the SDK shortens a terminal's output."""
 TWIN = "conversations that are there twice, as events and as completions"
+PRINTED = "lines for the screen between events"
 LOST = "lost"
 """Stands for an event that the folder does not hold, or that cannot be read."""
+_ANSWERED = re.compile(r"EXECUTION RESULT of \[([^\]\n]{0,100})\]:\n")
+"""Opening of a result for a model without native calls."""
 _NUMBER = re.compile(r"(?<=\Aevent-)\d{1,9}")
 _BROWSER = "output of a kind whose rendering is not known"
 
 
 class OpenHandsReader:
-    """One folder per conversation: of events, or of completions."""
+    """One folder per conversation, of events or of completions, or one file of events."""
 
     name = "openhands"
 
     def sniff(self, path: Path) -> bool:
         if not path.is_dir():
-            return False
+            return not path.match(EVENTS) and holds(path, _is_event)
         if next(path.glob(EVENTS), None) is not None:
             return True
         first = next(iter(sorted(path.glob(COMPLETIONS))), None)
         return first is not None and holds(first, _is_completion)
 
     def read(self, path: Path) -> Iterator[Item]:
+        if path.is_file():
+            yield from _printed(path)
+            return
         events = sorted(path.glob(EVENTS))
         records: list[dict[str, Any]] = []
         expected = 0
@@ -72,12 +81,18 @@ class OpenHandsReader:
         yield from _conversation(path, records) if events else _completions(path, records)
 
 
+def _is_event(record: Mapping[str, Any]) -> bool:
+    return string(record, "kind") in _EVENTS and "source" in record and "id" in record
+
+
 def _is_completion(record: Mapping[str, Any]) -> bool:
     return isinstance(record.get("messages"), list) and isinstance(record.get("response"), dict) and "timestamp" in record
 
 
 def _named(path: Path) -> str:
-    return path.parent.name if path.name in ("events", "completions") else path.name
+    if path.name in ("events", "completions"):
+        return path.parent.name
+    return path.stem if path.is_file() else path.name
 
 
 class DuplicateConversations:
@@ -100,6 +115,41 @@ class DuplicateConversations:
 
 
 # --- events
+
+
+def _printed(path: Path) -> Iterator[Item]:
+    """Yield the conversation of one file."""
+    records: list[dict[str, Any]] = []
+    words = 0
+    for item in documents(path) if path.suffix == ".json" else _event_lines(path):
+        if item is None:
+            words += 1
+        elif isinstance(item, Problem):
+            yield item
+            records.append({"kind": LOST})
+        else:
+            records.append(item[1])
+    if words:
+        yield Dropped(path, PRINTED, words)
+    yield from _conversation(path, records)
+
+
+def _event_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem | None]:
+    """Yield the objects of a file of lines, each with its number; None for a line that does not begin as one: words for the
+    screen."""
+    try:
+        for place, line in lines(path):
+            if line is None:
+                yield Problem(path, "a line that is too long", place)
+            elif not line.lstrip().startswith(b"{"):
+                yield None
+            else:
+                try:
+                    yield place, parse(line)
+                except UnreadableError as error:
+                    yield Problem(path, str(error), place)
+    except (UnreadableError, OSError) as error:
+        yield Problem(path, str(error))
 
 
 def _conversation(path: Path, events: list[dict[str, Any]]) -> Iterator[Item]:
@@ -230,6 +280,10 @@ class _ContextView:
             self._shown.insert(int(place), (f"{name}-summary", Message(role="user", content=summary)))
 
 
+_EVENTS = {
+    *("SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "AgentErrorEvent", "UserRejectObservation"),
+    "Condensation",
+}
 _SILENT = {"ConversationStateUpdateEvent", "TokenEvent", "LLMCompletionLogEvent", "StreamingDeltaEvent", "PauseEvent"}
 
 
@@ -293,11 +347,13 @@ def _request(recorder: ConversationRecorder, record: Mapping[str, Any]) -> str:
     missing = sent_so_far.turns()[-1].details.get(INCOMPLETE)
     answers = [place for place, message in enumerate(sent_so_far.context) if message["role"] == "assistant"]
     for message in sent_so_far.context[answers[-1] :] if answers else []:
-        if message["role"] == "tool":
-            call_id = message.get("tool_call_id", "")
-            said = message["content"].removeprefix(ERROR).removeprefix("\n")
-            failed = said != message["content"] or said.startswith("Error")
-            recorder.note(inferred_result(recorder.call(call_id), call_id, message["content"], said=said, failed=failed))
+        answered = _ANSWERED.match(message["content"]) if message["role"] == "user" else None
+        if answered or message["role"] == "tool":
+            call_id = recorder.waiting(answered[1]) if answered else message.get("tool_call_id", "")
+            text = message["content"][answered.end() :] if answered else message["content"]
+            said = text.removeprefix(ERROR).removeprefix("\n")
+            failed = said != text or said.startswith("Error")
+            recorder.note(inferred_result(recorder.call(call_id), call_id, text, said=said, failed=failed))
     shared = {repr(message): message for message in recorder.context}
     recorder.restart(shared.get(repr(message), message) for message in sent_so_far.context)
     choices = objects_in(section(record, "response").get("choices"))

@@ -26,15 +26,15 @@ from composer_replication.teacher_replay import (
     DPOPair,
     PairMining,
     TraceState,
-    find_disagreements,
     pairs_to_token_pairs,
 )
 from composer_replication.teachers import TeacherAnswer
-from composer_replication.teachers.pair_mining import scene_of
+from composer_replication.teachers.mining.judged_mining import find_judged_disagreements
+from composer_replication.teachers.mining.pair_mining import scene_of
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces import states_from_trajectories
 from composer_replication.traces.states import place_of
-from composer_replication.trainer.ask_teachers import EntropyReader, ask_teachers
+from composer_replication.trainer.ask_teachers import EntropyReader, ask_teachers, judge_of
 from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.pairs.held import apart, turns_to_hold
 from composer_replication.trainer.pairs.pairs_file import file_pairs, fits, shuffled
@@ -95,11 +95,11 @@ async def _pairs_of_teachers(context: RunContext, config: RunConfig, actor: Trac
     states = states_from_trajectories(trajectories)
     answers = await ask_teachers(context, config, actor.arm, actor.renderer, states, trajectories, reader)
     with context.terminal.phase(f"{actor.arm}: compare {len(answers)} answers"):
-        found = await asyncio.to_thread(
-            find_disagreements,
+        found = await find_judged_disagreements(
             states,
             answers,
             config.loss.replay.agreement_threshold,
+            judge=judge_of(context, config),
             scenes=partial(_scene, context, {t.trajectory_id: t for t in trajectories}) if ours else scene_of,
             weights="fitted",
         )

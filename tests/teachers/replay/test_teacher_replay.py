@@ -17,7 +17,7 @@ from composer_replication.actions.agreement import ActionComparison, SameAction
 from composer_replication.actions.calls import Call, parse_action, render_action
 from composer_replication.teacher_replay import find_disagreements
 from composer_replication.teachers import Ledger, Teacher, TeacherAnswer, judge_pairs
-from composer_replication.teachers.pair_mining import student_action
+from composer_replication.teachers.mining.pair_mining import student_action
 from composer_replication.types import ToolCall
 from composer_replication.types.errors import ConfigError
 
@@ -151,7 +151,7 @@ def test_forms_of_one_action_agree_and_the_student_who_writes_another_form_agree
     ("student", "reason"),
     [
         (bash("cat a.py | head -n 5"), "both look at the same thing"),
-        (bash("make"), "undecided whether the student agrees"),
+        (bash("frobnicate"), "undecided whether the student agrees"),
         (bash("cat ./a.py"), "the student agrees"),
     ],
 )
@@ -263,7 +263,7 @@ url, ledger, n = sys.argv[1], sys.argv[2], int(sys.argv[3])
 teachers = [Teacher(name=m, model=m, base_url=url, api_key_env=None, usd_per_million_input=0.0, usd_per_million_output=10.0,
                     max_concurrency=2, max_retries=0) for m in "ab"]
 states = [{"state_id": f"s{i}", "messages": [{"role": "user", "content": str(i)}], "student_action": "x"} for i in range(n)]
-answers = asyncio.run(replay_trace(states=states, teachers=teachers, max_total_usd=5.0, ledger=ledger))
+answers = asyncio.run(replay_trace(states=states, teachers=teachers, max_total_usd=50.0, ledger=ledger))
 assert all(a.error is None for a in answers)
 sys.stdout.write(str(sum(not a.cached for a in answers)))
 """

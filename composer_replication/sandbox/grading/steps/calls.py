@@ -12,7 +12,7 @@ import math
 import re
 import types
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
@@ -49,6 +49,8 @@ _PICKLING = (
     "__getnewargs_ex__",
 )
 _RESUME = dis.opmap["RESUME"]
+_READERS = frozenset({"super", "locals", "vars", "eval", "exec", "sys"})
+_READS_SELF: dict[CodeType, bool] = {}
 _LONGEST_NUMBER = 2000
 """Bits of an integer that is kept as an answer: Python writes no number of many thousand digits."""
 
@@ -206,18 +208,42 @@ def checksum(text: str) -> int:
     return zlib.crc32(text.encode("utf-8", "surrogatepass"))
 
 
-def call_of(code: CodeType, values: dict[str, Any]) -> int:
+def call_of(code: CodeType, values: dict[str, Any], *, owner: bool | None = None) -> int:
     """Return the checksum of a call's arguments.
 
     Args:
         values: the local variables before the first line of the function.
+        owner: whether `self` is one of them. By default it is where the code reads it: an answer that does not depend on it is
+            known by heart for all objects.
     """
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
+    names = code.co_varnames[:count]
+    if names[:1] == ("self",) and not (reads_self(code) if owner is None else owner):
+        names = names[1:]
     try:
-        return checksum("\n".join(Description().of(values[name]) for name in code.co_varnames[:count] if name in values))
+        return checksum("\n".join(Description().of(values[name]) for name in names if name in values))
     except Exception:  # noqa: BLE001 - near the limit of recursion, or an odd object: such calls are taken for alike
         return 0
+
+
+def is_known(code: CodeType, values: dict[str, Any], known: Container[int]) -> bool:
+    """Return whether a call is known, where the code need not be that of which the calls are known."""
+    has_owner = code.co_argcount > 0 and code.co_varnames[0] == "self"
+    return any(call_of(code, values, owner=owner) in known for owner in ((True, False) if has_owner else (True,)))
+
+
+def reads_self(code: CodeType) -> bool:
+    """Return whether a method's code may read its `self`, which `super` and `locals` do without naming it."""
+    if code not in _READS_SELF:
+        named = "self" in code.co_cellvars or not _READERS.isdisjoint(code.co_names)
+        _READS_SELF[code] = named or any(_is_self(one.argval) for one in dis.get_instructions(code))
+    return _READS_SELF[code]
+
+
+def _is_self(operand: Any) -> bool:
+    """Return whether an instruction's operand is `self`, or two names of which one is."""
+    return operand == "self" if isinstance(operand, str) else isinstance(operand, tuple) and "self" in operand
 
 
 def answer_of(value: Any) -> str:
@@ -285,7 +311,7 @@ class Calls:
         if count < self.most and len(found) < self.most_new:
             self.described[function] = count + 1
             call = call_of(code, frame.f_locals)
-            if call in self.known.get(function, ()):
+            if call in self.known.get(function, ()):  # described as it was there: the code is the same
                 return
             if found.setdefault(call, None) is None and not code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR):
                 self.running[id(frame)] = found, call

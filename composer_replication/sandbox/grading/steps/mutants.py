@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from composer_replication.sandbox.grading.literals import differs
-    from composer_replication.sandbox.grading.steps.calls import call_of
+    from composer_replication.sandbox.grading.steps.calls import is_known
     from composer_replication.sandbox.grading.steps.kept import Kept, condition_of, is_keeping
     from composer_replication.sandbox.grading.steps.references import modules_of
     from composer_replication.sandbox.grading.steps.replay import Program, import_modules, in_fork, run, run_plainly, suspects
@@ -128,7 +128,7 @@ def set_known_calls(bodies: Sequence[dict[str, Any]]) -> None:
     def is_unknown() -> bool:
         frame = sys._getframe(1)
         calls = known.get((frame.f_code.co_filename, frame.f_code.co_qualname))
-        return calls is not None and call_of(frame.f_code, frame.f_locals) not in calls
+        return calls is not None and not is_known(frame.f_code, frame.f_locals, calls)
 
     vars(builtins)[_UNKNOWN] = is_unknown
 

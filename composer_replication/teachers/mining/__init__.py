@@ -1,0 +1,1 @@
+"""From teachers' answers to preference pairs: votes, a judge, disagreements."""
