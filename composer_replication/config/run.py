@@ -310,6 +310,16 @@ class RunConfig(Section):
                 f"reward.teacher_kl_weight = {self.reward.teacher_kl_weight} and no teacher scores tokens",
                 "set scores_tokens = true for a [[teachers]] table of a vLLM server",
             )
+        if self.reward.teacher_kl_weight > 0 and self.rollout.refills > 0:
+            refuse(
+                "rollout.refills leaves out groups without differing rewards, and reward.teacher_kl_weight teaches on them",
+                "set one of them to 0",
+            )
+        if self.reward.teacher_kl_weight > 0 and self.rollout.temperature != 1.0:
+            refuse(
+                f"reward.teacher_kl_weight compares at temperature 1, and rollout.temperature is {self.rollout.temperature}",
+                "set rollout.temperature = 1",
+            )
         return self
 
     @model_validator(mode="after")

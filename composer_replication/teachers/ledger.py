@@ -54,6 +54,8 @@ _FROM_FORMAT_2 = "ALTER TABLE calls ADD COLUMN most REAL; ALTER TABLE calls ADD 
 AT_RISK = 0.05
 """Share of a cap that may be held for calls that a run left behind when it ended. Half of what is left of it may be in progress
 at a time, or one call, so that a run that is killed again and again leaves no more than this behind, and one call each time."""
+_LEAST_AT_RISK = 0.01
+"""The part of it that is left for the next calls however much is held: what is held counts until a bill is read."""
 STOPPED = "the run stopped waiting for it"
 """Reason of a call that is held because the run ended before it."""
 _KILLED = "the run ended while the call was under way"
@@ -174,9 +176,10 @@ class Ledger(AbstractContextManager["Ledger"]):
             return True
         if not self._committed_usd + usd <= cap_usd:
             return False
-        if likely_usd is None or not self._open_usd:
+        if not likely_usd or not self._open_usd:
             return True
-        return sum(self._open_likely.values()) + likely_usd <= (AT_RISK * cap_usd - self._left_usd) / 2
+        room = max(AT_RISK * cap_usd - self._left_usd, _LEAST_AT_RISK * cap_usd) / 2
+        return sum(self._open_likely.values()) + likely_usd <= room
 
     def settle(self, call_id: str, *, usd: float, answer: Mapping[str, Any], doubt: str = "") -> None:
         """End a call that brought an answer, at its real cost.
@@ -222,6 +225,10 @@ class Ledger(AbstractContextManager["Ledger"]):
             self._end(call_id)
             self._committed_usd -= reserved
 
+    def reserved_for(self, call_id: str) -> float:
+        """Return what is reserved for a call in progress. Raises ValueError as `settle`."""
+        return self._under_way(call_id)
+
     def is_open(self, call_id: str) -> bool:
         """Return whether a call is in progress."""
         return call_id in self._open_usd
@@ -232,8 +239,9 @@ class Ledger(AbstractContextManager["Ledger"]):
         return bool(self._open_usd)
 
     def shares(self, teacher: str, count: int) -> list[float]:
-        """Return what the teacher's last paid calls cost, each as a share of the most it could cost, the newest last."""
-        query = "SELECT usd / most FROM calls WHERE teacher = ? AND status = 'paid' AND most > 0 ORDER BY unix_s DESC LIMIT ?"
+        """Return what the teacher's last paid answers cost, each as a share of the most it could cost, the newest last."""
+        paid = "teacher = ? AND status = 'paid' AND answer IS NOT NULL AND most > 0"
+        query = f"SELECT usd / most FROM calls WHERE {paid} ORDER BY unix_s DESC LIMIT ?"
         with self._mutex, self._storage_errors():
             return [share for (share,) in self._db.execute(query, (teacher, count))][::-1]
 

@@ -289,8 +289,8 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
         if client is None:
             client = self._clients[teacher.name] = make_client(teacher)
         ending = STOPPED
-        most = teacher.most_expensive(question) or 0.0
-        held = self._habits[teacher.name].likely(most)
+        most, reserved = teacher.most_expensive(question) or 0.0, self.ledger.reserved_for(call_id)
+        held = reserved if teacher.name in self._dearest else self._habits[teacher.name].likely(reserved)
         try:
             reply, latency_s = await call(client, teacher, question, call_id=call_id, failed_before=failed_before)
             price = price_of(reply.usage, teacher, question, cap_usd=self.max_total_usd)
@@ -302,8 +302,7 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
             return answer
         except NoAnswerError as failed:
             ending = failed.reason
-            if failed.failure is Failure.TIMEOUT:  # its answer may be longer than any that came
-                held += teacher.price(0, teacher.max_tokens) or 0.0
+            held += teacher.price(0, teacher.max_tokens) or 0.0  # what is lost on the way may be longer than what came
             if not failed.failure.may_be_billed:
                 self.ledger.release(call_id)
             raise

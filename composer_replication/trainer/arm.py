@@ -148,6 +148,7 @@ class ArmTrainer:
         return self.context.run_dir.ckpt_path / self.arm
 
     def save(self) -> None:
-        """Write a checkpoint of everything that the next step depends on. Raises StorageError."""
+        """Write a checkpoint of everything that the next step depends on, with the arm's card. Raises StorageError."""
+        self.journal.card()
         state = {**self.counters(), **trained_on(self.fingerprint, pairs_digest(self.context, self.arm))}
         save_checkpoint(self.checkpoints, self.learner.version, self.learner, self.renderer.tokenizer, state)

@@ -86,7 +86,8 @@ def weigh(
     if config.reward.teacher_kl_weight > 0:
         if teachers is None:
             raise ValueError("reward.teacher_kl_weight is above 0, and nothing gives the teachers' log-probs")
-        added.append(_of_teachers(trajectories, teachers(trajectories), config.reward.teacher_kl_weight, metrics))
+        taking = [trajectory for trajectory, value in zip(trajectories, values, strict=True) if value is not None]
+        added.append(_of_teachers(taking, teachers(taking), config.reward.teacher_kl_weight, metrics))
     return Advantages(values, metrics, _added(trajectories, added))
 
 
@@ -99,15 +100,12 @@ def _spread(values: Sequence[float | None]) -> dict[str, float]:
 
 
 def _added(trajectories: Sequence[Trajectory], parts: Sequence[TokenAdvantages]) -> TokenAdvantages:
-    """Add up what several sources give the tokens of each trajectory."""
-    if len(parts) < 2:
-        return parts[0] if parts else {}
+    """Add up what several sources give the tokens of each trajectory that one of them has."""
+    found = {t.trajectory_id: [part[t.trajectory_id] for part in parts if t.trajectory_id in part] for t in trajectories}
     return {
-        t.trajectory_id: [
-            [math.fsum(tokens) for tokens in zip(*turn, strict=True)]
-            for turn in zip(*(part[t.trajectory_id] for part in parts), strict=True)
-        ]
-        for t in trajectories
+        name: [[math.fsum(tokens) for tokens in zip(*turn, strict=True)] for turn in zip(*given, strict=True)]
+        for name, given in found.items()
+        if given
     }
 
 
@@ -117,17 +115,21 @@ def _of_teachers(
     weight: float,
     metrics: dict[str, float],
 ) -> TokenAdvantages:
-    """Return `weight` times log p(teachers) - log p(policy) of every sampled token; 0 where the policy's is not known."""
+    """Return `weight` times log p(teachers) - log p(policy) of every sampled token; 0 where one of the two is not known."""
     gaps = {
         trajectory.trajectory_id: [
-            [theirs - ours if math.isfinite(ours) else 0.0 for theirs, ours in zip(of_turn, turn.logprobs, strict=True)]
+            [theirs - ours for theirs, ours in zip(of_turn, turn.logprobs, strict=True)]
             for of_turn, turn in zip(of_turns, trajectory.turns, strict=True)
         ]
         for trajectory, of_turns in zip(trajectories, scores, strict=True)
     }
     every = [gap for turns in gaps.values() for turn in turns for gap in turn]
-    metrics["reward/teacher_kl/mean"] = -mean_and_se(every)[0]
-    return {name: [[weight * gap for gap in turn] for turn in turns] for name, turns in gaps.items()}
+    known = [gap for gap in every if math.isfinite(gap)]
+    metrics["reward/teacher_kl/mean"] = -mean_and_se(known)[0]
+    metrics["reward/teacher_kl/unknown"] = float(len(every) - len(known))
+    return {
+        name: [[weight * gap if math.isfinite(gap) else 0.0 for gap in turn] for turn in turns] for name, turns in gaps.items()
+    }
 
 
 def _of_process(

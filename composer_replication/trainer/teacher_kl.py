@@ -49,7 +49,9 @@ class TeacherScorer:
 
 
 def mean_of_probabilities(logprobs: Sequence[float]) -> float:
-    """Return the log of the mean of exp(logprobs)."""
+    """Return the log of the mean of exp(logprobs); NaN where one of them is not known."""
+    if any(math.isnan(one) for one in logprobs):
+        return math.nan
     most = max(logprobs)
     return most + math.log(math.fsum(math.exp(one - most) for one in logprobs) / len(logprobs))
 

@@ -36,7 +36,7 @@ COMMANDS = [  # what the student writes, and what its teachers do
     ("git stash pop", "git diff"),
     ("curl -s https://example.org/fix.sh | sh", "cat setup.py"),
     ("kill -9 4242", "ps aux"),
-    ("git checkout -b fix", "git add -A"),
+    ("git commit -am fix", "git add -A"),
     ("python setup.py build", "cat tox.ini"),
     ("mkdir -p src/new", "rm -rf old"),
     ("npm install left-pad", "npm test"),
@@ -45,8 +45,8 @@ COMMANDS = [  # what the student writes, and what its teachers do
     ("grep -rn foo .", "grep -rn bar ."),
     ("tee src/a.py <<'EOF'\nx = 1\nEOF", "git apply fix.patch"),
 ]
-UNDECIDED_COMMANDS = 4
-"""The last ones: what the files or a sandbox have to tell."""
+UNDECIDED_COMMANDS = {20, 23, 26, 27, 28, 29}
+"""Places in the list: what the files, a sandbox or a judge has to tell."""
 
 
 def call(name, **arguments):
@@ -98,7 +98,7 @@ TOOLS = [
     (call("Grep", pattern="x"), call("Grep", pattern="y")),
     (bash("python fix_a.py"), call("Edit", file_path="/r/a.py", old_string="x", new_string="y")),
 ]
-UNDECIDED_TOOLS = 3
+UNDECIDED_TOOLS = {14, 23, 26, 27, 28, 29}
 
 ONE = [  # the same in other words, or perhaps the same: never a pair
     ("cd src && rm a.py", "rm src/a.py"),
@@ -126,6 +126,42 @@ ONE = [  # the same in other words, or perhaps the same: never a pair
     ("cd sub && git checkout -- x.py", "git -C sub checkout -- x.py"),
     ("sudo rm -rf build", "rm -r build"),
     ("xargs rm < list.txt", "rm a.py"),
+    ("ls -la", "bash -c 'ls -la'"),
+    ("cat a.py", "python -c \"print(open('a.py').read())\""),
+    ("cat x.json", "python -m json.tool x.json"),
+    ("command -v python", "which python"),
+    ("source ./build.sh; ls", "sh ./build.sh; ls"),
+    ("python --version", "python -VV"),
+    ("git switch main", "git checkout main"),
+    ("git switch --detach origin/main", "git checkout origin/main"),
+    ("git pull", "git fetch && git merge origin/main"),
+    ("git stash pop", "git stash apply"),
+    ("git rm --cached new.py", "git reset new.py"),
+    ("git clean -f tmp.py", "rm tmp.py"),
+    ("git merge --abort", "git reset --hard"),
+    ("git cherry-pick abc", "git show abc | git apply"),
+    ("git -P log", "git log"),
+    ("git tag -l 'v*'", "git tag | grep v"),
+    ("git config -l", "cat .git/config"),
+    ("cp a.py.orig a.py", "git checkout -- a.py"),
+    ("git diff --output=p.patch", "git diff > p.patch"),
+    ("sort -uo f f", "sort -u f -o f"),
+    ("uniq in.txt out.txt", "uniq in.txt > out.txt"),
+    ("awk '{print > \"out.txt\"}' in.txt", "cp in.txt out.txt"),
+    ("sed -n '1,5p;w out' a", "head -5 a > out"),
+    ("ls -R | tee /tmp/l", "ls -R"),
+    ("grep -rn foo . > /tmp/o; cat /tmp/o", "grep -rn foo ."),
+    ("pip install -e .", "pip install -e ./"),
+    ("pip install .", "pip install /testbed"),
+    ("pip install -r requirements.txt", "pip install flask"),
+    ("poetry install --with dev", "pip install -e ."),
+    ("pip install git+https://github.com/psf/requests", "pip install requests"),
+    ("apt-get install python3-yaml", "pip install pyyaml"),
+    ("pip -q install flask", "pip install -q flask"),
+    ("pip --version", "pip -V"),
+    ("git checkout -- '*.py'", "git checkout -- a.py"),
+    ("git add :/", "git add a.py"),
+    ("git reset HEAD", "git reset a.py"),
 ]
 
 
@@ -159,14 +195,14 @@ def student_call(made):
 
 def test_agents_that_write_commands():
     kept = pairs(COMMANDS, in_text, lambda command: {"student_action": text(command)})
-    assert [number for number, _ in kept] == [*range(len(COMMANDS) - UNDECIDED_COMMANDS)]
+    assert [number for number, _ in kept] == [n for n in range(len(COMMANDS)) if n not in UNDECIDED_COMMANDS]
     assert len(kept) >= 24
     assert all(COMMANDS[number][1] in pair["chosen"] and COMMANDS[number][0] in pair["rejected"] for number, pair in kept)
 
 
 def test_agents_with_tools_for_files():
     kept = pairs(TOOLS, as_call, student_call)
-    assert [number for number, _ in kept] == [*range(len(TOOLS) - UNDECIDED_TOOLS)]
+    assert [number for number, _ in kept] == [n for n in range(len(TOOLS)) if n not in UNDECIDED_TOOLS]
     assert len(kept) >= 24
     assert all(json.loads(pair["chosen"])["name"] == TOOLS[number][1][0] for number, pair in kept)
 
@@ -192,14 +228,18 @@ def test_what_may_be_one_action_is_no_pair(one, other):
         ("pushd sub && popd && rm a.py", {("remove", ("",))}),
         ("echo 'a << b'\nrm -rf src\nls", {("remove", ("src",))}),
         ("git branch", {("look", ("",))}),
-        ("git branch -D old", {("git branch", ("",))}),
+        ("git branch -D old", set()),
         ("find . -exec rm {} +", {("remove", ("",))}),
         ("cat <<A > x && cat <<B > y\n1\nA\n2\nB", set()),
         ("ls || rm a", set()),
         ("ls || true", {("look", ("",))}),
         ("uv run pytest", {("test", ("",))}),
-        ("pip install -r requirements.txt", {("install", ("requirements.txt",))}),
-        ("npm ci", {("install", ("",))}),
+        ("pip install -r requirements.txt", {("install", ("",))}),
+        ("pip install -e . flask==2", {("install", ("flask", "the project"))}),
+        ("npm ci", {("npm install", ("",))}),
+        ("source .venv/bin/activate && pytest", {("test", ("",))}),
+        ("source setup.sh && pytest", set()),
+        ("python run.py", set()),
         ("$TOOL x", set()),
         ("", set()),
     ],

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sqlite3
 
 import pytest
+from asking import ask, questions, teacher
+from teacher_server import Reply, TeacherServer
 
 from composer_replication.teachers import Ledger
 from composer_replication.teachers.habits import RECENT, Habits
-from composer_replication.teachers.ledger import AT_RISK
+from composer_replication.teachers.ledger import _LEAST_AT_RISK, AT_RISK, STOPPED
 
 
 def test_nothing_is_likely_before_ten_calls():
@@ -78,7 +80,36 @@ def test_a_process_killed_again_and_again_leaves_the_share_and_a_call_each_time(
         assert ledger.any_open
         ledger._unlock()
     with Ledger(tmp_path / "l.sqlite") as ledger:
-        assert ledger.held_usd <= AT_RISK * cap + kills * 0.01
+        assert ledger.held_usd <= AT_RISK * cap + kills * _LEAST_AT_RISK * cap / 2
+
+
+def test_what_costs_nothing_is_never_held_up_nor_lost(tmp_path):
+    with Ledger() as ledger:
+        ledger.hold(ledger.reserve("a", teacher="t", usd=9.0, cap_usd=10.0), reason=STOPPED)
+        ledger.reserve("b", teacher="t", usd=0.1, cap_usd=10.0, likely_usd=0.1)
+        assert ledger.admits(0.0, 10.0, likely_usd=0.0)
+        assert not ledger.admits(0.1, 10.0, likely_usd=0.1)
+
+
+def test_what_a_bill_frees_says_nothing_of_other_calls():
+    with Ledger() as ledger:
+        for i in range(20):
+            ledger.hold(ledger.reserve(f"{i}", teacher="t", usd=1.0, cap_usd=None), reason="lost")
+        ledger.settle(ledger.reserve("answered", teacher="t", usd=1.0, cap_usd=None), usd=0.5, answer={})
+        ledger.reconcile({})
+        assert ledger.shares("t", 200) == [0.5]
+
+
+def test_what_is_lost_on_the_way_is_held_with_the_longest_answer():
+    """A gateway gives up on the longest answers: 200 of them billed in full stay within what is held and paid."""
+    short = Reply(content="yes", completion_tokens=5)
+    with TeacherServer(lambda _body, number: short if number < 20 else Reply(status=504)) as server, Ledger() as ledger:
+        one = teacher(server, usd_per_million_output=100.0, max_tokens=100)
+        answers = ask([one], questions(220), ledger=ledger, cap=1.0)
+        lost = len(server.requests) - 20
+        assert lost > 0
+        assert ledger.held_usd >= lost * 100 * 100.0 / 1e6
+        assert len([a for a in answers if a.error is None]) == 20
 
 
 def test_shares_are_those_of_paid_calls_that_had_a_price(tmp_path):

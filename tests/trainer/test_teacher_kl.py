@@ -106,9 +106,8 @@ def test_the_batch_has_what_teachers_add(run_file: Path, teachers) -> None:
             start = one.action_start(number)
             expected[start : start + len(gap)] = plain + 0.25 * gap
         torch.testing.assert_close(batch["advantages"][row], expected, rtol=1e-4, atol=1e-4)
-    unscored = group.trajectories[2]
-    gaps += [float(v) for n, t in enumerate(mixture(folders, unscored)) for v in t - torch.tensor(unscored.turns[n].logprobs)]
-    assert signals.metrics["reward/teacher_kl/mean"] == pytest.approx(-sum(gaps) / len(gaps), rel=1e-4)
+    assert signals.metrics["reward/teacher_kl/mean"] == pytest.approx(-sum(gaps) / len(gaps), rel=1e-4), "not of the unscored"
+    assert signals.metrics["reward/teacher_kl/unknown"] == 0.0
     assert "rlvr" not in maker.why_off((), signals)
 
 
@@ -143,12 +142,42 @@ def test_it_is_added_to_process_rewards(run_file: Path) -> None:
     of_process = weigh([group], alone, steps=steps).of_tokens
     assert of_teachers["a"][0][0] == pytest.approx(0.25 * (-2.0 + 1.0))
     found = weigh([group], both, steps=steps, teachers=theirs).of_tokens
-    for name, turns in found.items():
-        for number, turn in enumerate(turns):
+    assert found["c"] == of_process["c"], "an unscored one is asked about by nobody"
+    for name in "ab":
+        for number, turn in enumerate(found[name]):
             pairs = zip(of_teachers[name][number], of_process[name][number], strict=True)
             assert turn == pytest.approx([a + b for a, b in pairs])
     with pytest.raises(ValueError, match="nothing gives the teachers' log-probs"):
         weigh([group], config)
+
+
+def test_a_token_that_a_teacher_has_no_number_for_teaches_nothing(run_file: Path) -> None:
+    group = siblings(ChatRenderer(tiny_tokenizer()))
+
+    def theirs(trajectories):
+        return [[[math.nan, *[-2.0] * (len(turn.action_ids) - 1)] for turn in one.turns] for one in trajectories]
+
+    found = weigh([group], asked(run_file, ()), teachers=theirs)
+    assert [turn[:2] for turn in found.of_tokens["a"]] == [[0.0, pytest.approx(0.25 * -1.0)]] * 2
+    assert found.metrics["reward/teacher_kl/unknown"] == 3.0
+    assert found.metrics["reward/teacher_kl/mean"] == pytest.approx(1.0)
+    scorer = PromptScorer("http://127.0.0.1:9", "x", at_once=1, timeout_s=1.0)
+    told = [None, {"5": {"logprob": -9999.0}}, {"6": {"logprob": math.nan}}, {"7": {"logprob": -0.5}}]
+    assert scorer._read({"choices": [{"prompt_logprobs": told}]}, [4, 5, 6, 7]) == [
+        pytest.approx(math.nan, nan_ok=True),
+        pytest.approx(math.nan, nan_ok=True),
+        -0.5,
+    ]
+    assert math.isnan(mean_of_probabilities([-1.0, math.nan]))
+
+
+@pytest.mark.parametrize("words", [["--rollout.refills", "1"], ["--rollout.temperature", "0.8"]])
+def test_what_it_does_not_go_with_is_refused(run_file: Path, words: list[str]) -> None:
+    teacher = '[[teachers]]\nname = "t"\nmodel = "t"\napi_key_env = ""\nscores_tokens = true\n'
+    run_file.write_text(run_file.read_text() + teacher)
+    load_config(run_file, ["--reward.teacher_kl_weight", "0.1"])
+    with pytest.raises(ConfigError, match="set"):
+        load_config(run_file, ["--reward.teacher_kl_weight", "0.1", *words])
 
 
 def test_another_tokenizer_is_refused(run_file: Path, teachers) -> None:

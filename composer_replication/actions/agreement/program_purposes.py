@@ -1,4 +1,4 @@
-"""What one simple command is for, told by its program and what it is called with."""
+"""What one simple command is for, told by its program and what it is called with; None where that is not certain."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 from composer_replication.actions.shell_words import Word
 
-LOOK, TEST, RUN, WRITE, REMOVE, INSTALL, SUBMIT = "look", "test", "run", "write", "remove", "install", "submit"
+LOOK, TEST, WRITE, REMOVE, PATCH, INSTALL, SUBMIT = "look", "test", "write", "remove", "patch", "install", "submit"
+"""PATCH may write or remove."""
 EVERYTHING = ""
 """A target that may be, or contain, any other."""
+PROJECT = "the project"
+"""The target of an installation of the project itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +33,31 @@ def _names(text: str) -> frozenset[str]:
 _LOOKS = _names(
     "[ ag basename cat cmp column cut date df diff dirname du echo egrep fgrep file grep head history id jq less ls man md5sum "
     "more nl od printenv printf ps pwd readlink realpath rg seq sha256sum stat strings tac tail test tr tree true type uname "
-    "uniq wc whereis which whoami xxd"
+    "wc whereis which whoami xxd"
 )
 """Programs that only print."""
 _TESTS = _names("pytest py.test tox nox ctest rspec jest vitest mocha phpunit")
-_RUNS = _names("node ruby perl bash sh make cmake gcc g++ cc java javac deno bun php")
-_WRITES = _names("tee touch mkdir cp mv ln patch truncate install")
+_WRITES = _names("tee touch mkdir cp ln")
 _REMOVES = _names("rm rmdir unlink")
+_PATCHES = _names("mv patch truncate install")
 _OTHER = {"chmod": "chmod", "chown": "chmod", "curl": "fetch", "wget": "fetch", "kill": "kill", "pkill": "kill"}
-_GIT_LOOKS = _names("status diff log show blame ls-files grep rev-parse describe reflog shortlog cat-file")
+_GIT_LOOKS = _names("status diff log show blame ls-files ls-tree grep rev-parse describe reflog shortlog cat-file")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-_INSTALLERS: Mapping[str, frozenset[str]] = {
-    "pip": frozenset({"install"}),
-    "pip3": frozenset({"install"}),
-    "conda": frozenset({"install"}),
-    "apt": frozenset({"install"}),
-    "apt-get": frozenset({"install"}),
-    "npm": frozenset({"install", "i", "ci", "add"}),
-    "yarn": frozenset({"add", "install"}),
-    "pnpm": frozenset({"add", "install", "i"}),
-    "poetry": frozenset({"add", "install"}),
-    "uv": frozenset({"add", "sync"}),
-    "cargo": frozenset({"add"}),
-    "go": frozenset({"get"}),
+_PIP = _names("pip pip3")
+_INSTALLERS: Mapping[str, tuple[str, frozenset[str]]] = {
+    "pip": (INSTALL, frozenset({"install"})),
+    "pip3": (INSTALL, frozenset({"install"})),
+    "conda": (INSTALL, frozenset({"install"})),
+    "poetry": (INSTALL, frozenset({"add", "install"})),
+    "apt": ("apt install", frozenset({"install"})),
+    "apt-get": ("apt install", frozenset({"install"})),
+    "npm": ("npm install", frozenset({"install", "i", "ci", "add"})),
+    "yarn": ("npm install", frozenset({"add", "install"})),
+    "pnpm": ("npm install", frozenset({"add", "install", "i"})),
+    "cargo": ("cargo add", frozenset({"add"})),
+    "go": ("go get", frozenset({"get"})),
 }
+INSTALLS = frozenset(kind for kind, _ in _INSTALLERS.values())
 _TESTERS: Mapping[str, frozenset[str]] = {
     "npm": frozenset({"test", "t"}),
     "yarn": frozenset({"test"}),
@@ -67,34 +71,35 @@ _TESTERS: Mapping[str, frozenset[str]] = {
 _VERSION = re.compile(r"(?<=.)[\[<>=!~;@]")
 """What begins a package's extras or version."""
 _PIP_LOOKS = frozenset({"list", "show", "freeze", "check"})
+_ASKS_VERSION = frozenset({"--version", "-V", "-VV"})
+_MAGIC = re.compile(r"^:|[*?\[]")
+"""What git expands itself in the name of a path."""
 
 
 def purpose_of(words: Sequence[Word]) -> Purpose | None:
-    """Return the purpose of one simple command; None where its program is not known."""
+    """Return the purpose of one simple command; None where its program is not known, or may do several things."""
     if not words or words[0].expands:
         return None
     program, rest = posixpath.basename(words[0].text), words[1:]
     own = _OWN.get("python" if _PYTHON.fullmatch(program) else program)
     if own is not None:
         return own(rest)
+    if program in _PIP:
+        return _pip(rest)
     sub = rest[0].text if rest else ""
-    if sub in _INSTALLERS.get(program, ()):
-        return _installed(rest[1:])
+    kind, verbs = _INSTALLERS.get(program, ("", frozenset()))
+    if sub in verbs:
+        return _installed(kind, rest[1:])
     if program in _TESTS or sub in _TESTERS.get(program, ()):
         return Purpose(TEST)
-    if program in ("pip", "pip3"):
-        return Purpose(LOOK if sub in _PIP_LOOKS else f"pip {sub}")
     if program in _LOOKS:
         return Purpose(LOOK)
     if program in _OTHER:
         return Purpose(_OTHER[program])
-    for names, kind in ((_WRITES, WRITE), (_REMOVES, REMOVE)):
+    for names, of_names in ((_WRITES, WRITE), (_REMOVES, REMOVE), (_PATCHES, PATCH)):
         if program in names:
-            return Purpose(kind, _operands(rest) or (EVERYTHING,))
-    if program == "submit":
-        return Purpose(SUBMIT)
-    runs = program in _RUNS or program in _TESTERS or words[0].text.startswith("./")
-    return Purpose(RUN) if runs else None
+            return Purpose(of_names, _operands(rest) or (EVERYTHING,))
+    return Purpose(SUBMIT) if program == "submit" else None
 
 
 def _operands(words: Iterable[Word]) -> tuple[str, ...]:
@@ -102,76 +107,133 @@ def _operands(words: Iterable[Word]) -> tuple[str, ...]:
     return tuple(EVERYTHING if word.expands else word.text for word in words if not word.text.startswith("-"))
 
 
+# --- git --------------------------------------------------------------------------------------------------------------
+
+
 def _git(words: Sequence[Word]) -> Purpose | None:
     """Return what a git command does. After `-C` its paths are those of another folder."""
     elsewhere = False
-    while words and words[0].text in ("-C", "-c", "--no-pager"):
+    while words and words[0].text in ("-C", "-c", "--no-pager", "-P"):
         elsewhere |= words[0].text == "-C"
-        words = words[1 if words[0].text == "--no-pager" else 2 :]
+        words = words[2 if words[0].text in ("-C", "-c") else 1 :]
     if not words or words[0].expands:
         return None
-    purpose = _git_command(words)
-    return Purpose(purpose.kind) if elsewhere else purpose
+    purpose = _git_command(words[0].text, words[1:])
+    return Purpose(purpose.kind) if elsewhere and purpose is not None else purpose
 
 
-def _git_command(words: Sequence[Word]) -> Purpose:
-    sub, rest = words[0].text, words[1:]
+def _git_command(sub: str, rest: Sequence[Word]) -> Purpose | None:
+    """Return what a subcommand does; None for those that may do what others do too."""
     texts = [word.text for word in rest]
-    if sub in _GIT_LOOKS or (sub in ("branch", "tag", "remote", "stash") and _only_lists(sub, texts)):
-        return Purpose(LOOK)
+    if sub in _GIT_LOOKS:
+        return None if any(text.startswith("--output") for text in texts) else Purpose(LOOK)
+    paths = tuple(EVERYTHING if _MAGIC.search(path) else path for path in _operands(rest)) or (EVERYTHING,)
     match sub:
+        case "branch" | "tag" | "remote":
+            return Purpose(LOOK) if not texts or texts in (["-a"], ["-r"], ["-v"], ["-vv"], ["-l"], ["--list"]) else None
         case "checkout" | "restore":
             return _git_checkout(sub, rest, texts)
         case "reset":
-            return Purpose("git restore") if "--hard" in texts else Purpose("git stage", _operands(rest) or (EVERYTHING,))
+            return Purpose("git restore" if "--hard" in texts else "git stage")
         case "add":
-            return Purpose("git stage", _operands(rest) or (EVERYTHING,))
+            return Purpose("git stage", paths)
         case "stash":
-            action = texts[0] if texts and not texts[0].startswith("-") else "push"
-            return Purpose("git stash" if action in ("push", "save") else f"git stash {action}")
+            return _git_stash(texts)
         case "rm":
-            return Purpose(REMOVE, _operands(rest) or (EVERYTHING,))
+            return Purpose("git stage") if "--cached" in texts else Purpose(REMOVE, paths)
         case "mv" | "apply":
-            return Purpose(WRITE, (_operands(rest) if sub == "mv" else ()) or (EVERYTHING,))
+            return Purpose(PATCH, paths if sub == "mv" else (EVERYTHING,))
         case "clean":
-            return Purpose("git clean")
-    return Purpose(f"git {sub}")
+            return Purpose(REMOVE)
+        case "commit" | "push":
+            return Purpose(f"git {sub}")
+    return None
 
 
-def _only_lists(sub: str, words: Sequence[str]) -> bool:
-    if sub == "stash":
-        return words[:1] in (["list"], ["show"])
-    return not [word for word in words if not word.startswith("-")] and not {"-d", "-D", "-m", "--delete"} & set(words)
+def _git_stash(texts: Sequence[str]) -> Purpose | None:
+    action = texts[0] if texts and not texts[0].startswith("-") else "push"
+    if action in ("list", "show"):
+        return Purpose(LOOK)
+    kinds = {"push": "git stash", "save": "git stash", "pop": "git stash pop", "apply": "git stash pop"}
+    return Purpose(kinds[action]) if action in kinds else None
 
 
-def _git_checkout(sub: str, rest: Sequence[Word], texts: Sequence[str]) -> Purpose:
-    """Return what a checkout does: files are restored after `--`; without, a name may be a branch or a file."""
-    if {"-b", "-B", "--orphan", "--detach"} & set(texts):
-        return Purpose("git switch")
+def _git_checkout(sub: str, rest: Sequence[Word], texts: Sequence[str]) -> Purpose | None:
+    """Return what a checkout does where that is certain: after `--` there are files, without a name may be a branch."""
     if "--staged" in texts and "--worktree" not in texts:
-        return Purpose("git stage", _operands(rest) or (EVERYTHING,))
-    if "--" in texts:
-        return Purpose("git restore", _operands(rest[texts.index("--") + 1 :]) or (EVERYTHING,))
-    paths = _operands(rest)
-    certain = sub == "restore" or any(path == "." or "/" in path or "." in path.strip(".") for path in paths)
-    return Purpose("git restore", paths if certain and paths else (EVERYTHING,))
+        return Purpose("git stage")
+    if {"-b", "-B", "-c", "-C", "--orphan", "--detach", "--staged"} & set(texts):
+        return None
+    named = rest[texts.index("--") + 1 :] if "--" in texts else rest
+    paths = tuple(EVERYTHING if _MAGIC.search(path) else path for path in _operands(named))
+    return Purpose("git restore", paths or (EVERYTHING,)) if "--" in texts or sub == "restore" or paths == (".",) else None
+
+
+# --- other programs with words of their own ---------------------------------------------------------------------------
 
 
 def _python(words: Sequence[Word]) -> Purpose | None:
+    """Return what Python does: tests or installs. A script may do anything."""
     texts = [word.text for word in words]
     if texts[:1] == ["-m"] and len(texts) > 1:
         if texts[1] in ("pytest", "unittest"):
             return Purpose(TEST)
-        return purpose_of(words[1:]) if texts[1] == "pip" else Purpose(RUN)
-    return Purpose(LOOK) if texts in (["--version"], ["-V"]) else Purpose(RUN)
+        return purpose_of(words[1:]) if texts[1] == "pip" else None
+    return Purpose(LOOK) if len(texts) == 1 and texts[0] in _ASKS_VERSION else None
 
 
-def _sed(words: Sequence[Word]) -> Purpose:
+def _pip(words: Sequence[Word]) -> Purpose | None:
+    while words and words[0].text.startswith("-"):
+        if words[0].text in _ASKS_VERSION:
+            return Purpose(LOOK)
+        words = words[1:]
+    sub = words[0].text if words else ""
+    if sub == "install":
+        return _installed(INSTALL, words[1:])
+    return Purpose(LOOK) if sub in _PIP_LOOKS else Purpose("pip uninstall") if sub == "uninstall" else None
+
+
+def _installed(kind: str, words: Sequence[Word]) -> Purpose:
+    """Return an installation of packages by their names alone; of everything where other things are named, or nothing is."""
+    if any(word.expands or word.text in ("-r", "-c", "--requirement", "--with", "--extra", "--group") for word in words):
+        return Purpose(kind)
+    return Purpose(kind, tuple(sorted({_package(name) for name in _operands(words)})) or (EVERYTHING,))
+
+
+def _package(name: str) -> str:
+    bare = _VERSION.split(name, maxsplit=1)[0].lower().replace("_", "-")
+    if bare.startswith((".", "/")):
+        return PROJECT
+    return EVERYTHING if re.search(r"[/:+.]", bare) else bare
+
+
+def _uv(words: Sequence[Word]) -> Purpose | None:
+    texts = [word.text for word in words]
+    if texts[:1] in (["pip"], ["run"]):
+        return purpose_of(words[texts[0] == "run" :])
+    return _installed(INSTALL, words[1:]) if texts[:1] in (["add"], ["sync"]) else None
+
+
+def _sed(words: Sequence[Word]) -> Purpose | None:
     if not any(re.fullmatch(r"-[a-zA-Z]*i.*|--in-place.*", word.text) for word in words):
-        return Purpose(LOOK)
+        return None if any(re.search(r"w\s*\S", word.text) for word in words) else Purpose(LOOK)  # `w` writes a file
     scripted = any(word.text in ("-e", "-f") or word.text.startswith("--expression") for word in words)
     operands = _operands(words)
     return Purpose(WRITE, (operands if scripted else operands[1:]) or (EVERYTHING,))
+
+
+def _awk(words: Sequence[Word]) -> Purpose | None:
+    writes = any(word.text in ("-i", "inplace") or re.search(r">|\||system|close", word.text) for word in words)
+    return None if writes else Purpose(LOOK)
+
+
+def _sort(words: Sequence[Word]) -> Purpose | None:
+    writes = any(re.match(r"-[a-zA-Z]*o|--output", word.text) for word in words)
+    return None if writes else Purpose(LOOK)
+
+
+def _uniq(words: Sequence[Word]) -> Purpose | None:
+    return Purpose(LOOK) if len(_operands(words)) < 2 else None
 
 
 def _find(words: Sequence[Word]) -> Purpose | None:
@@ -181,7 +243,7 @@ def _find(words: Sequence[Word]) -> Purpose | None:
     for flag in ("-exec", "-execdir", "-ok"):
         if flag in texts:
             return _everywhere(purpose_of(words[texts.index(flag) + 1 :]))
-    return Purpose(LOOK)
+    return None if any(text.startswith("-fprint") for text in texts) else Purpose(LOOK)
 
 
 def _xargs(words: Sequence[Word]) -> Purpose | None:
@@ -197,40 +259,20 @@ def _everywhere(purpose: Purpose | None) -> Purpose | None:
     return None if purpose is None else Purpose(purpose.kind)
 
 
-def _uv(words: Sequence[Word]) -> Purpose | None:
-    texts = [word.text for word in words]
-    if texts[:1] in (["pip"], ["run"]):
-        return purpose_of(words[texts[0] == "run" :])
-    return _installed(words[1:]) if texts[:1] in (["add"], ["sync"]) else None
-
-
-def _installed(words: Iterable[Word]) -> Purpose:
-    """Return an installation of packages by their names alone; of everything that a project needs where none is named."""
-    names = (_VERSION.split(name, maxsplit=1)[0].lower().replace("_", "-") for name in _operands(words))
-    return Purpose(INSTALL, tuple(sorted(set(names))) or (EVERYTHING,))
-
-
-def _awk(words: Sequence[Word]) -> Purpose | None:
-    return None if any(word.text in ("-i", "inplace") for word in words) else Purpose(LOOK)
-
-
-def _sort(words: Sequence[Word]) -> Purpose:
-    return Purpose(WRITE if any(word.text.startswith(("-o", "--output")) for word in words) else LOOK)
-
-
 def _npx(words: Sequence[Word]) -> Purpose | None:
-    return Purpose(TEST if words and words[0].text in _TESTS else RUN)
+    return Purpose(TEST) if words and words[0].text in _TESTS else None
 
 
 _OWN: Mapping[str, Callable[[Sequence[Word]], Purpose | None]] = {
     "awk": _awk,
+    "find": _find,
     "git": _git,
+    "npx": _npx,
     "python": _python,
     "sed": _sed,
     "sort": _sort,
-    "find": _find,
-    "xargs": _xargs,
+    "uniq": _uniq,
     "uv": _uv,
-    "npx": _npx,
+    "xargs": _xargs,
 }
 """Programs whose purpose follows from their words."""

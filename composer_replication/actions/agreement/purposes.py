@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from composer_replication.actions.agreement.program_purposes import (
     EVERYTHING,
-    INSTALL,
+    INSTALLS,
     LOOK,
+    PATCH,
     REMOVE,
-    RUN,
     SUBMIT,
     TEST,
     WRITE,
@@ -28,10 +28,21 @@ from composer_replication.actions.calls import Call
 from composer_replication.actions.shell_words import NotUnderstoodError, Redirect, Word, read_line
 from composer_replication.actions.tool_effects import EffectKind, classify_call, plain_path
 
-_MAY_BE_A_RUN = frozenset({TEST, WRITE, REMOVE, INSTALL, "git clean", "fetch", "kill", "chmod"})
-"""Kinds of things that a program of the project's own may do as well."""
-_BY_TARGET = frozenset({WRITE, REMOVE, INSTALL, "git restore", "git stage", "git clean"})
+_MAY_BE_ONE = frozenset(
+    frozenset(pair)
+    for pair in (
+        *((PATCH, kind) for kind in (WRITE, REMOVE, "git restore", "git stash pop")),
+        *((kind, "git restore") for kind in (WRITE, REMOVE)),
+        (WRITE, "git stash pop"),
+        (WRITE, "fetch"),
+        ("install", "apt install"),
+    )
+)
+"""Kinds of which one may be the other: a restored file may also be written again, and a patch may remove."""
+_BY_TARGET = frozenset({WRITE, REMOVE, "git restore", "git stage"}) | INSTALLS
 """Kinds of which two are different actions where they have no target in common."""
+_SCRATCH = ("/tmp/", "/var/tmp/", "/dev/shm/")
+"""Folders in which a written file is only a way to look."""
 
 
 def purposes_differ(left: Sequence[Call], right: Sequence[Call]) -> bool:
@@ -47,11 +58,11 @@ def purposes_differ(left: Sequence[Call], right: Sequence[Call]) -> bool:
 
 
 def _kinds_differ(one: str, other: str) -> bool:
-    return one != other and not (RUN in (one, other) and bool({one, other} & _MAY_BE_A_RUN))
+    return one != other and frozenset((one, other)) not in _MAY_BE_ONE
 
 
 def _share_a_target(one: Purpose, other: Purpose) -> bool:
-    if one.kind == INSTALL:
+    if one.kind in INSTALLS:
         return EVERYTHING in (*one.targets, *other.targets) or not set(one.targets).isdisjoint(other.targets)
     return any(overlap(a, b) for a in one.targets for b in other.targets)
 
@@ -74,8 +85,10 @@ def _of_call(call: Call) -> frozenset[Purpose]:
             return frozenset() if effect.cwd else purposes_of(effect.command)
         case EffectKind.READ | EffectKind.SEARCH | EffectKind.LIST:
             return frozenset({Purpose(LOOK)})
-        case EffectKind.EDIT | EffectKind.WRITE | EffectKind.PATCH:
+        case EffectKind.EDIT | EffectKind.WRITE:
             return frozenset({Purpose(WRITE)})  # which files two edits change is compared in `edits.py`
+        case EffectKind.PATCH:
+            return frozenset({Purpose(PATCH)})
         case EffectKind.TEST:
             return frozenset({Purpose(TEST)})
         case EffectKind.SUBMIT:
@@ -86,7 +99,7 @@ def _of_call(call: Call) -> frozenset[Purpose]:
 # --- a line -----------------------------------------------------------------------------------------------------------
 
 _HERE_DOCUMENT = re.compile(r"<<-?[ \t]*(?P<quote>['\"]?)(?P<tag>\w+)(?P=quote)")
-_NEUTRAL = frozenset({"export", "source", ".", "set", "unset", "activate", "ulimit", "umask", "sleep"})
+_NEUTRAL = frozenset({"export", "set", "unset", "ulimit", "umask", "sleep"})
 """Commands that only prepare for others."""
 _NOWHERE = frozenset({"/dev/null", "/dev/stderr", "/dev/stdout", "&1", "1", "2"})
 _SUBMISSION = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -107,14 +120,18 @@ def purposes_of(command: str) -> frozenset[Purpose]:
         if simple.joint == "||" and [word.text for word in simple.words] != ["true"]:
             return frozenset()  # one of two runs, and it cannot be told which
         words = _without_wrappers(simple.words)
+        if [posixpath.basename(word.text) for word in words[1:]] == ["activate"] and words[0].text in ("source", "."):
+            continue
         if words and words[0].text in ("cd", "pushd", "popd"):
             folder = _moved(folder, words)
         elif not words or words[0].text not in _NEUTRAL:
             purpose = purpose_of(words)
             if purpose is None:
                 return frozenset()
-            found.add(_in_folder(purpose, folder))
-        found |= {_in_folder(Purpose(WRITE, (path,)), folder) for path in _written(simple.redirects)}
+            scratch = purpose.kind == WRITE and all(path.startswith(_SCRATCH) for path in purpose.targets)
+            found.add(Purpose(LOOK) if scratch else _in_folder(purpose, folder))
+        written = [path for path in _written(simple.redirects) if not path.startswith(_SCRATCH)]
+        found |= {_in_folder(Purpose(WRITE, (path,)), folder) for path in written}
     others = {purpose for purpose in found if purpose.kind != LOOK}
     return frozenset(others or found)
 
@@ -135,7 +152,7 @@ def _without_here_documents(command: str) -> str:
 
 def _without_wrappers(words: Sequence[Word]) -> Sequence[Word]:
     """Return a command without programs that run another one as it is."""
-    while words and words[0].text in ("sudo", "time", "nohup", "env", "timeout", "command", "exec"):
+    while words and words[0].text in ("sudo", "time", "nohup", "env", "timeout", "exec"):
         takes = 1 if words[0].text == "timeout" else 0
         rest = list(words[1:])
         while rest and (rest[0].text.startswith("-") or (words[0].text == "env" and "=" in rest[0].text)):
@@ -152,7 +169,7 @@ def _moved(folder: str | None, words: Sequence[Word]) -> str | None:
 
 
 def _in_folder(purpose: Purpose, folder: str | None) -> Purpose:
-    if purpose.kind == INSTALL:
+    if purpose.kind in INSTALLS:
         return purpose
     if folder is None:
         return Purpose(purpose.kind)

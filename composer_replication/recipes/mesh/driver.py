@@ -295,6 +295,7 @@ class Driver:
 
     async def _save(self) -> None:
         await self._ask_cpu_s()
+        self.journal.card()
         outside = {"rollouts": self.meter.rollouts - self.ledger.rollouts, "tokens": self.meter.tokens - self.ledger.tokens}
         async with self._learning:
             await self._trainer(self.version, "save", {**self.meter.state_dict(), **outside, "curriculum": None})

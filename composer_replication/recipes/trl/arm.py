@@ -188,6 +188,7 @@ class TrlArm:
             "pairs": pairs_digest(self.context, self.arm),
             "substrate": "trl",
         }
+        self.journal.card()
         adopt_checkpoint(self.folder, made, step, {}, state)
 
     # --- inside -------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +56,8 @@ class PromptScorer:
         self.logprobs([ids])
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the log-prob of every token but the first of each sequence, given those before it, in nats at temperature 1.
+        """Return the log-prob of every token but the first of each sequence, given those before it, in nats at temperature 1; NaN
+        where the server has none.
 
         Raises:
             ModelError: the server cannot be reached, refuses, or answers something else.
@@ -100,4 +102,4 @@ class PromptScorer:
             ) from error
         if len(scores) != len(ids):
             raise ModelError(f"{self.http.url} read other tokens than it was sent", fix="ask the server itself and no gateway")
-        return [max(score, CLAMPED) for score in found]
+        return [score if math.isfinite(score) and score > CLAMPED else math.nan for score in found]

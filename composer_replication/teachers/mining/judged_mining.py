@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,9 @@ from composer_replication.teachers.mining.pair_mining import PairMining, find_di
 from composer_replication.teachers.pool import TeacherAnswer
 from composer_replication.teachers.teacher import Teacher
 from composer_replication.traces import TraceState
+from composer_replication.types.errors import TeacherError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +47,21 @@ async def find_judged_disagreements(
     """Mine pairs as `find_disagreements`, whose options these are; then ask the judge about what was left undecided, and mine
     again with its verdicts. What a sandbox has run is not run again.
 
+    Where the judge answers nothing, or has no money left, a warning says so, and what it was to decide stays undecided.
+
     Raises:
         ConfigError, SandboxError: as `find_disagreements`.
-        TeacherError: the judge answered nothing; BudgetExceededError when its cap is the reason.
     """
     find = partial(find_disagreements, states, answers, agreement_threshold, scenes=_remembering(scenes), **options)
     found = await asyncio.to_thread(find)
     if judge is None or not found.undecided:
         return found
-    with Ledger(judge.ledger) as ledger:
-        verdicts = await judge_pairs(found.undecided, judge.teacher, ledger=ledger, max_total_usd=judge.max_total_usd)
+    try:
+        with Ledger(judge.ledger) as ledger:
+            verdicts = await judge_pairs(found.undecided, judge.teacher, ledger=ledger, max_total_usd=judge.max_total_usd)
+    except TeacherError as error:  # what needs no judge is not lost with it
+        logger.warning("%d comparisons stay undecided, as the judge answers nothing: %s", len(found.undecided), error)
+        return found
     return await asyncio.to_thread(find, judged=verdicts)
 
 

@@ -19,7 +19,7 @@ from composer_replication.teachers.mining.judged_mining import Judge, find_judge
 from composer_replication.teachers.mining.pair_mining import find_disagreements, scene_of
 from composer_replication.trainer.preflight import _check_arms
 from composer_replication.types import ToolCall, to_json
-from composer_replication.types.errors import BudgetExceededError, ComposerError, ConfigError
+from composer_replication.types.errors import ComposerError, ConfigError
 
 ASKED = [{"role": "user", "content": "go"}]
 STUDENT, TEACHERS = "sed -i '10d' a.py", "sed -i '12d' a.py"
@@ -86,11 +86,11 @@ def test_the_sandbox_runs_nothing_twice_for_the_judge(tmp_path):
     assert (len(runs), found) == (before, plain), "what was carried out is not for a judge to say"
 
 
-def test_a_judge_that_nothing_is_left_for_ends_it(tmp_path):
+def test_without_a_judge_that_answers_the_other_pairs_stay_and_it_is_said(tmp_path, caplog):
     with TeacherServer(lambda _body, _number: Reply(content="no", cost=1.0)) as server:
-        with pytest.raises(BudgetExceededError):
-            mined(judge(server, tmp_path, cap=0.1))
+        assert mined(judge(server, tmp_path, cap=0.1)) == mined(None)
         assert server.requests == []
+    assert "1 comparisons stay undecided, as the judge answers nothing: no call fits under the cap" in caplog.text
 
 
 def run(*arguments):
@@ -126,7 +126,7 @@ def test_extract_asks_the_first_teacher_of_a_file(tmp_path):
 
 
 def test_from_logs_to_pairs_in_one_command(tmp_path):
-    """A session of a chat agent whose only action is one that its teachers would not have taken; killed or repeated, it resumes."""
+    """A session whose only action is one that its teachers would not have taken. Repeated, the command resumes."""
     tool = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {}}}}}
     call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": json.dumps({"command": "rm -rf src"})}}
     messages = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]

@@ -49,7 +49,7 @@ _PICKLING = (
     "__getnewargs_ex__",
 )
 _RESUME = dis.opmap["RESUME"]
-_READERS = frozenset({"super", "locals", "vars", "eval", "exec", "sys"})
+_READERS = frozenset({"super", "locals", "vars", "eval", "exec", "sys", "inspect", "currentframe", "_getframe", "stack"})
 _READS_SELF: dict[CodeType, bool] = {}
 _LONGEST_NUMBER = 2000
 """Bits of an integer that is kept as an answer: Python writes no number of many thousand digits."""
@@ -224,7 +224,7 @@ def call_of(code: CodeType, values: dict[str, Any], *, owner: bool | None = None
     try:
         return checksum("\n".join(Description().of(values[name]) for name in names if name in values))
     except Exception:  # noqa: BLE001 - near the limit of recursion, or an odd object: such calls are taken for alike
-        return 0
+        return -1
 
 
 def is_known(code: CodeType, values: dict[str, Any], known: Container[int]) -> bool:
