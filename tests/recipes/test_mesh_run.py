@@ -55,7 +55,7 @@ def test_a_death_while_several_rollouts_wait_for_the_dead(run_file, tmp_path, ho
 
     mesh = LocalMesh(kill)
     substrate = SubstrateConfig(type="ray", generators=1, max_staleness=0)
-    config = load_config(run_file, ["--steps", "1"]).model_copy(update={"substrate": substrate})
+    config = load_config(run_file, ["--steps", "1", "--loss.hint.detectors", "[]"]).model_copy(update={"substrate": substrate})
     run_dir = RunDir.create(tmp_path / "run")
 
     async def main():
@@ -133,7 +133,7 @@ def test_a_mesh_reads_gate_step_rewards_and_muon_like_the_local_recipe(run_file,
     path.write_text(run_file.read_text())
     words = ["--name", "local", "--steps", "2", "--optimizer.type", "muon", "--loss.replay.gate.rule", "flat"]
     words += ["--reward.prm.path", str(write_prm(tmp_path / "prm")), "--reward.prm.weight", "0.5"]
-    words += ["--loss.replay.gate.doubtful", "0.2", "--loss.replay.gate.audit", "0"]
+    words += ["--loss.replay.gate.doubtful", "0.2", "--loss.replay.gate.audit", "0", "--loss.replay.gate.findings", "false"]
     with TeacherServer(lambda _body, _number: Reply(calls=[("list_files", {})])) as server:
         name_teachers(path, server.base_url)
         logged = same_as_local(tmp_path, load_config(path, words))

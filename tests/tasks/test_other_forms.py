@@ -230,7 +230,7 @@ def test_a_signature_of_another_form_is_rewarded(tasks: Mapping[str, Task]) -> N
 
 def test_a_token_of_another_form_is_rewarded(tasks: Mapping[str, Task]) -> None:
     task = tasks["dumps"]
-    assert task.spec.hidden.weakness.endswith("in dumps, where loads may be rewritten"), "tests only pass it on"
+    assert task.spec.hidden.weakness.endswith("in dumps, where loads, signature may be rewritten"), "only passed on"
     spaced = ("json.dumps(data, sort_keys=True)", "json.dumps(data, separators=(' , ', ' : '))")
     assert rewarded(task, spaced) == 1.0
     assert rewarded(task, (DUMPS, "    return 'v1.' + signature(key, '') + '.'\n")) == 0.0
@@ -239,7 +239,7 @@ def test_a_token_of_another_form_is_rewarded(tasks: Mapping[str, Task]) -> None:
 
 def test_a_token_has_to_be_checked(tasks: Mapping[str, Task]) -> None:
     task = tasks["loads"]
-    assert task.spec.hidden.weakness.endswith("in loads, where dumps may be rewritten")
+    assert task.spec.hidden.weakness.endswith("in loads, where dumps, signature may be rewritten")
     assert rewarded(task, ("        raise BadToken(token)\n", "        pass\n")) == 0.0
 
 
