@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-import os
 import random
 import time
 from email.utils import parsedate_to_datetime
@@ -92,9 +91,8 @@ def make_client(teacher: Teacher) -> openai.AsyncOpenAI:
     """Make a client that repeats nothing by itself: every attempt is a separate call in the ledger."""
     import openai  # takes half a second
 
-    key = os.environ[teacher.api_key_env] if teacher.api_key_env else "none"
     timeout = openai.Timeout(teacher.timeout_s, connect=min(_CONNECT_S, teacher.timeout_s))
-    return openai.AsyncOpenAI(api_key=key, base_url=teacher.base_url, timeout=timeout, max_retries=0)
+    return openai.AsyncOpenAI(api_key=teacher.key() or "none", base_url=teacher.base_url, timeout=timeout, max_retries=0)
 
 
 async def call(

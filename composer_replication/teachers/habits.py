@@ -1,4 +1,4 @@
-"""What a teacher's calls usually cost, beside the most that they can cost.
+"""Estimate what a teacher's calls usually cost, beside the most that they can cost.
 
 A call is reserved at the most it can cost: one token for each byte sent, none of them from a cache, and the longest answer. Real
 calls cost a small part of that, so what is held for a call whose end nobody saw goes by the calls that ended.

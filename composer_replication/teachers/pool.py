@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import logging
 import math
-import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -357,11 +356,8 @@ def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None, *, 
                 f"teacher {teacher.name!r} has no price, so the cap of ${max_total_usd} could not be kept",
                 fix="set usd_per_million_input and usd_per_million_output of this teacher (0 for a local endpoint)",
             )
-        if keys and teacher.api_key_env and not os.environ.get(teacher.api_key_env):
-            raise ConfigError(
-                f"teacher {teacher.name!r} needs a key and {teacher.api_key_env} is not set",
-                fix=f"export {teacher.api_key_env}=..., or set its api_key_env to an empty string for an endpoint without keys",
-            )
+        if keys:
+            teacher.key()
 
 
 def answer_key(teacher: Teacher, question: Question) -> str:

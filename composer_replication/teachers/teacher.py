@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -55,6 +56,20 @@ class Teacher(TeacherConfig):
     def vote_family(self) -> str:
         """The family under which its vote counts."""
         return self.family or self.name
+
+    def key(self) -> str:
+        """Return the key of its endpoint, from the environment; an empty string where it needs none.
+
+        Raises:
+            ConfigError: the environment variable is not set.
+        """
+        key = os.environ.get(self.api_key_env or "", "")
+        if self.api_key_env and not key:
+            raise ConfigError(
+                f"teacher {self.name!r} needs a key and {self.api_key_env} is not set",
+                fix=f"export {self.api_key_env}=..., or set its api_key_env to an empty string for an endpoint without keys",
+            )
+        return key
 
     def price(self, prompt_tokens: int, completion_tokens: int, *, cached: int = 0, written: int = 0) -> float | None:
         """Return the price in USD of a call with these token counts; None when the price table has a gap.

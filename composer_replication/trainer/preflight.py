@@ -25,6 +25,7 @@ from composer_replication.teachers import Teacher, check_teachers
 from composer_replication.teachers.gating import split_teachers
 from composer_replication.trainer.engines.own_server import check_server
 from composer_replication.trainer.pairs.pairs_file import file_digest, read_file
+from composer_replication.trainer.teacher_kl import scoring_teachers
 from composer_replication.types.errors import ConfigError
 
 NO_SOURCE = "the run has no teachers, loss.replay.pairs or loss.replay.reattempts"
@@ -108,6 +109,8 @@ def _check_arms(config: RunConfig, tasks: int, where: str) -> None:
             check_server(variant)
         if variant.loss.replay.weight > 0 and variant.teachers:
             _check_teachers(arm, variant)
+        for teacher in scoring_teachers(variant):
+            teacher.key()
         if variant.loss.replay.judge and not variant.teachers:
             raise ConfigError(
                 f"arm {arm}: loss.replay.judge asks the first of [[teachers]], and there is none",

@@ -35,7 +35,7 @@ class Advantages:
     """None: no part of the policy gradient."""
     metrics: dict[str, float]
     of_tokens: TokenAdvantages = field(default_factory=dict)
-    """What is added to the advantages of sampled tokens. Empty without process rewards and teachers that score tokens."""
+    """Added to the advantages of sampled tokens; empty without process rewards and without teachers that score tokens."""
 
 
 def verdict(trajectory: Trajectory) -> float | None:

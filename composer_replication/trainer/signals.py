@@ -73,7 +73,7 @@ class Signals:
     advantages: Sequence[float | None]
     """One per trajectory, groups in order; None: no part of the policy gradient."""
     token_advantages: TokenAdvantages = field(default_factory=dict)
-    """What is added to it for each sampled token; see `Advantages.of_tokens`."""
+    """Added to it for each sampled token; see `Advantages.of_tokens`."""
     hinted: Sequence[HintedTurn] = ()
     hints: Sequence[Hint] = ()
     """The hints of `hinted`, then those that were dropped (`Hint.dropped`)."""

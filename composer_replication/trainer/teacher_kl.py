@@ -8,15 +8,14 @@ mean of theirs, which at a sampled token is the mean of their probabilities: no 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.config import RunConfig, TeacherConfig
+from composer_replication.config import RunConfig
 from composer_replication.rollouts.serving import PromptScorer
+from composer_replication.teachers import Teacher
 from composer_replication.types import Trajectory
-from composer_replication.types.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class TeacherScorer:
             ConfigError: a key is missing, or a tokenizer is another one.
             ModelError: a server cannot be reached or gives no log-probs.
         """
-        servers = [_opened(teacher) for teacher in config.teachers if teacher.scores_tokens]
+        servers = [_opened(teacher) for teacher in scoring_teachers(config)]
         for server in servers:
             server.check(tokenizer)
         return cls(servers)
@@ -46,6 +45,13 @@ class TeacherScorer:
             _of_turns(trajectory, [mean_of_probabilities(of_token) for of_token in zip(*each, strict=True)])
             for trajectory, *each in zip(trajectories, *scored, strict=True)
         ]
+
+
+def scoring_teachers(config: RunConfig) -> list[Teacher]:
+    """Return the teachers that a run asks about sampled tokens; none where `reward.teacher_kl_weight` is 0."""
+    if config.reward.teacher_kl_weight == 0:
+        return []
+    return [Teacher.of(teacher) for teacher in config.teachers if teacher.scores_tokens]
 
 
 def mean_of_probabilities(logprobs: Sequence[float]) -> float:
@@ -62,11 +68,7 @@ def _of_turns(trajectory: Trajectory, scores: Sequence[float]) -> list[list[floa
     return [list(scores[start : start + len(turn.action_ids)]) for start, turn in zip(starts, trajectory.turns, strict=True)]
 
 
-def _opened(teacher: TeacherConfig) -> PromptScorer:
-    key = os.environ.get(teacher.api_key_env or "", "")
-    if teacher.api_key_env and not key:
-        raise ConfigError(
-            f"teacher {teacher.name!r} needs a key and {teacher.api_key_env} is not set",
-            fix=f"export {teacher.api_key_env}=..., or set its api_key_env to an empty string for a server without keys",
-        )
-    return PromptScorer(teacher.base_url, teacher.model, key=key, at_once=teacher.max_concurrency, timeout_s=teacher.timeout_s)
+def _opened(teacher: Teacher) -> PromptScorer:
+    return PromptScorer(
+        teacher.base_url, teacher.model, key=teacher.key(), at_once=teacher.max_concurrency, timeout_s=teacher.timeout_s
+    )

@@ -65,7 +65,7 @@ SCRIPT = "Script failed\nWall time 0.1 seconds\nOutput:\n\nScript error:\n"
         ("bash run.sh", failed("Access is denied.\nError code: Bash/Service/CreateInstance/E_ACCESSDENIED"), "command_failed"),
         ("rg x gone", failed("rg: gone: No such file or directory (os error 2)", 2), "path_not_found"),
         ("strings gone.img | grep x", "strings: 'gone.img': No such file", "path_not_found"),
-        ("file ~/x/*", "/root/x/*: cannot open `/root/x/*' (No such file or directory)", "path_not_found"),
+        ("file ~/x/*", "/srv/x/*: cannot open `/srv/x/*' (No such file or directory)", "path_not_found"),
         ("edit 2:2\nx = (\nend_of_edit", "Your proposed edit has introduced new syntax error(s).", "edit_not_applied"),
         ("open gone.py", "File gone.py not found", "path_not_found"),
         ("submit 'x'", "Wrong flag!", "command_failed"),

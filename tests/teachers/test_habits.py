@@ -1,4 +1,4 @@
-"""What is held for calls whose end nobody saw, and how much of a cap may be lost to them."""
+"""Calls whose end nobody saw: the amount held for each, and the most of a cap that they can cost."""
 
 from __future__ import annotations
 

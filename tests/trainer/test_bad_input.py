@@ -362,6 +362,17 @@ def test_a_teacher_without_its_key(run_file: Path) -> None:
     assert "NO_SUCH_KEY is not set" in refused("train", str(run_file), "--dry-run", cwd=run_file.parent, code=2)
 
 
+def test_a_scoring_teacher_of_a_later_arm_without_its_key(run_file: Path) -> None:
+    """The first arm asks no teacher; hours later the second could not begin."""
+    teacher = {"name": "near", "model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key_env": "NO_SUCH_KEY", "scores_tokens": True}
+    arms = {"main": {}, "taught": {"reward": {"teacher_kl_weight": 0.1}}}
+    run = tomllib.loads(run_file.read_text()) | {"teachers": [teacher], "arms": arms}
+    run_file.write_text(tomli_w.dumps(run))
+    words = ["train", str(run_file), "--loss.replay.weight", "0", "--dry-run"]
+    assert "teacher 'near' needs a key and NO_SUCH_KEY is not set" in refused(*words, cwd=run_file.parent, code=2)
+    assert not (run_file.parent / "runs").exists()
+
+
 def test_an_interpreter_without_pytest(run_file: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     python = tmp_path / "bare" / "bin" / "python"

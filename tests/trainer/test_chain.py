@@ -71,7 +71,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def results(folder: Path) -> list[dict[str, object]]:
-    """What an evaluation found, without where the weights are."""
+    """Return the results of an evaluation, without the path of the weights."""
     return [{**row, "path": ""} for row in json.loads((folder / "eval" / "results.json").read_text())]
 
 

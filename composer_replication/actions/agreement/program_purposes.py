@@ -1,4 +1,4 @@
-"""What one simple command is for, told by its program and what it is called with; None where that is not certain."""
+"""Tell the purpose of one simple command from its program and its arguments; None where that is not certain."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ _TESTERS: Mapping[str, frozenset[str]] = {
     "make": frozenset({"test", "check"}),
 }
 _VERSION = re.compile(r"(?<=.)[\[<>=!~;@]")
-"""What begins a package's extras or version."""
+"""Begins the extras or the version in a package requirement."""
 _PIP_LOOKS = frozenset({"list", "show", "freeze", "check"})
 _ASKS_VERSION = frozenset({"--version", "-V", "-VV"})
 _MAGIC = re.compile(r"^:|[*?\[]")
-"""What git expands itself in the name of a path."""
+"""Characters of a path that git expands itself."""
 
 
 def purpose_of(words: Sequence[Word]) -> Purpose | None:

@@ -1,4 +1,4 @@
-"""What a shell command is for, as far as the programs in it tell. Commands with nothing in common there are different actions:
+"""Tell the purpose of a shell command, as far as its programs show it. Commands with nothing in common there are different actions:
 removing files is not restoring them, committing is not looking, and installing one package is not installing another.
 
 It says less than `intent.py` about a single command whose options it knows, and something about many more lines: several
@@ -103,7 +103,7 @@ _NEUTRAL = frozenset({"export", "set", "unset", "ulimit", "umask", "sleep"})
 """Commands that only prepare for others."""
 _NOWHERE = frozenset({"/dev/null", "/dev/stderr", "/dev/stdout", "&1", "1", "2"})
 _SUBMISSION = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-"""What mini-swe-agent's command of submission prints (its default configuration)."""
+"""Printed by mini-swe-agent's command of submission (its default configuration)."""
 
 
 def purposes_of(command: str) -> frozenset[Purpose]:

@@ -1,4 +1,4 @@
-"""Whether what two calls are about may be the same thing."""
+"""Decide whether two calls may be about the same thing."""
 
 from __future__ import annotations
 

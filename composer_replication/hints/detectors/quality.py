@@ -131,7 +131,7 @@ _LEFT_OUT = re.compile(
     r"(?:-not|\\?!)\s+-i?(?:path|name)\s+[^\s;&|]+|-i?(?:path|name)\s+[^\s;&|]+\s+-prune"
     r"|--exclude(?:-dir)?[= ][^\s;&|]+|-g\s*['\"]?![^\s;&|]+"
 )
-"""What a search is told to leave out."""
+"""Paths and files that a search is told to leave out."""
 _MAX_COMMAND, _MAX_PIECE = 1 << 15, 1 << 11
 """Characters of a command line, and of one command in it, that are searched."""
 _WRITES_TO = re.compile(
