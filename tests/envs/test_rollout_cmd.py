@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from in_process import invoke
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from typer.testing import CliRunner
 
 from composer_replication.cli.rollout_cmd import EXIT_UNSOUND, rollout
 from composer_replication.config import ModelConfig
@@ -46,10 +46,7 @@ def folder(task, tmp_path_factory):
 
 
 def run(*arguments):
-    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=True)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return invoke(app, *arguments)
 
 
 def test_oracle_noop_and_random_on_task_folders(folder, tmp_path):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from in_process import invoke
 from labelled.read import labelled
 from trajectories import bad, call, ok, trajectory
-from typer.testing import CliRunner
 
 from composer_replication.cli import app
 from composer_replication.observe import RunDir
@@ -20,9 +20,7 @@ FAILING = trajectory((READ, bad("path_not_found")), (EDIT, ok()), (SUBMIT, ok())
 
 
 def explain(*arguments):
-    result = CliRunner().invoke(app, ["hints", "explain", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
+    result = invoke(app, "hints", "explain", *arguments)
     assert result.exit_code == 0, result.output
     return result.output
 

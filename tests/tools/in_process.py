@@ -9,6 +9,10 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from unittest.mock import patch
 
+from click.testing import Result
+from typer import Typer
+from typer.testing import CliRunner
+
 from composer_replication.cli import main
 
 
@@ -28,3 +32,11 @@ def composer_here(*words: str | Path, cwd: Path | None = None) -> CompletedProce
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+
+def invoke(app: Typer, *words: object) -> Result:
+    """Run a command of `app` and return what it printed and its exit code; an error is raised before `main` words it."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result

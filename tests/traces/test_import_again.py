@@ -6,9 +6,9 @@ import json
 import shutil
 
 import pytest
+from in_process import invoke
 from made_traces import write_jsonl
 from oracle import FIXTURES
-from typer.testing import CliRunner
 
 from composer_replication.cli import app
 from composer_replication.traces import import_traces, read_traces
@@ -18,10 +18,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "bash", "arguments":
 
 
 def composer(*words):
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return invoke(app, *words)
 
 
 def chat(path, *names, turns=1, calls=()):

@@ -364,7 +364,13 @@ def test_a_teacher_without_its_key(run_file: Path) -> None:
 
 def test_a_scoring_teacher_of_a_later_arm_without_its_key(run_file: Path) -> None:
     """The first arm asks no teacher; hours later the second could not begin."""
-    teacher = {"name": "near", "model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key_env": "NO_SUCH_KEY", "scores_tokens": True}
+    teacher = {
+        "name": "near",
+        "model": "m",
+        "base_url": "http://127.0.0.1:9/v1",
+        "api_key_env": "NO_SUCH_KEY",
+        "scores_tokens": True,
+    }
     arms = {"main": {}, "taught": {"reward": {"teacher_kl_weight": 0.1}}}
     run = tomllib.loads(run_file.read_text()) | {"teachers": [teacher], "arms": arms}
     run_file.write_text(tomli_w.dumps(run))

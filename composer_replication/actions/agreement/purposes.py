@@ -1,5 +1,7 @@
-"""Tell the purpose of a shell command, as far as its programs show it. Commands with nothing in common there are different actions:
-removing files is not restoring them, committing is not looking, and installing one package is not installing another.
+"""Tell the purpose of a shell command, as far as its programs show it.
+
+Commands with nothing in common there are different actions: removing files is not restoring them, committing is not looking, and
+installing one package is not installing another.
 
 It says less than `intent.py` about a single command whose options it knows, and something about many more lines: several
 commands, unknown options, here-documents. It never says that two commands are the same.

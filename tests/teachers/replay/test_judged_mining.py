@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 from asking import teacher
+from in_process import invoke
 from teacher_server import Reply, TeacherServer, question_text
-from typer.testing import CliRunner
 
 from composer_replication.actions.agreement import ActionComparison, SameAction
 from composer_replication.cli import app
@@ -19,7 +19,7 @@ from composer_replication.teachers.mining.judged_mining import Judge, find_judge
 from composer_replication.teachers.mining.pair_mining import find_disagreements, scene_of
 from composer_replication.trainer.preflight import _check_arms
 from composer_replication.types import ToolCall, to_json
-from composer_replication.types.errors import ComposerError, ConfigError
+from composer_replication.types.errors import ConfigError
 
 ASKED = [{"role": "user", "content": "go"}]
 STUDENT, TEACHERS = "sed -i '10d' a.py", "sed -i '12d' a.py"
@@ -94,11 +94,7 @@ def test_without_a_judge_that_answers_the_other_pairs_stay_and_it_is_said(tmp_pa
 
 
 def run(*arguments):
-    result = CliRunner().invoke(app, ["pairs", *map(str, arguments)])
-    if isinstance(result.exception, ComposerError):
-        raise result.exception
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+    return invoke(app, "pairs", *arguments)
 
 
 def judge_file(folder, url, *names):

@@ -5,25 +5,21 @@ from __future__ import annotations
 import json
 
 import pytest
+from in_process import invoke
 from teacher_server import Reply, TeacherServer
-from typer.testing import CliRunner
 
 from composer_replication.cli import app
 from composer_replication.teacher_replay import extract_dpo_pairs, read_answers
 from composer_replication.teachers import TeacherAnswer
 from composer_replication.types import ToolCall, to_json
-from composer_replication.types.errors import ComposerError, ConfigError
+from composer_replication.types.errors import ConfigError
 
 TOOL = {"type": "function", "function": {"name": "read_file", "parameters": {"type": "object", "properties": {"path": {}}}}}
 STUDENT = '{"name": "read_file", "arguments": {"path": "student.py"}}'
 
 
 def run(*arguments):
-    result = CliRunner().invoke(app, ["pairs", *map(str, arguments)])
-    if isinstance(result.exception, ComposerError):
-        raise result.exception
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+    return invoke(app, "pairs", *arguments)
 
 
 def state(n):
@@ -141,7 +137,7 @@ def test_it_reads_what_replay_wrote(tmp_path):
     with TeacherServer(reply) as server:
         (tmp_path / "teachers.toml").write_text("".join(table.format(name, server.base_url, prices) for name in "abc"))
         words = [states, "--teachers", tmp_path / "teachers.toml", "--out", tmp_path / "out", "--max-usd", 1]
-        assert CliRunner().invoke(app, ["replay", *map(str, words)]).exit_code == 6
+        assert invoke(app, "replay", *words).exit_code == 6
     assert run("extract", states, tmp_path / "out" / "answers.jsonl", "--out", tmp_path / "pairs.jsonl").exit_code == 0
     (pair,) = lines(tmp_path / "pairs.jsonl")
     assert (json.loads(pair["chosen"])["arguments"], pair["n_teachers_agreeing"]) == ({"path": "good.py"}, 2)

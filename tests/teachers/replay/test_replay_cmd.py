@@ -7,12 +7,12 @@ import sqlite3
 
 import pytest
 import typer
+from in_process import invoke
 from teacher_server import Reply, TeacherServer, question_text
-from typer.testing import CliRunner
 
 from composer_replication.cli.replay_cmd import EXIT_INCOMPLETE, read_states, replay
 from composer_replication.teachers import wire_messages
-from composer_replication.types.errors import ComposerError, ConfigError, TeacherError
+from composer_replication.types.errors import ConfigError, TeacherError
 
 app = typer.Typer()
 app.command()(replay)
@@ -31,11 +31,7 @@ max_retries = 0
 
 
 def run(*arguments):
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    if isinstance(result.exception, ComposerError):
-        raise result.exception
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+    return invoke(app, *arguments)
 
 
 def state(n, **more):

@@ -12,13 +12,13 @@ import threading
 
 import pytest
 import typer
+from in_process import invoke
 from teacher_server import Reply, TeacherServer
-from typer.testing import CliRunner
 
 from composer_replication.cli.plan_cmd import plan
 from composer_replication.cli.replay_cmd import EXIT_INCOMPLETE, replay
 from composer_replication.teachers import Ledger
-from composer_replication.types.errors import BudgetExceededError, ComposerError, ConfigError
+from composer_replication.types.errors import BudgetExceededError, ConfigError
 
 app = typer.Typer()
 app.command("plan")(plan)
@@ -42,11 +42,7 @@ OWN, OTHER = "own.py", "other.py"
 
 
 def run(*arguments):
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    if isinstance(result.exception, ComposerError):
-        raise result.exception
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+    return invoke(app, *arguments)
 
 
 def say(body, number):
