@@ -32,10 +32,11 @@ from composer_replication.hints import (
 )
 from composer_replication.hints import explain as explain_one
 from composer_replication.observe.console import Console, echo
+from composer_replication.observe.files import storage_errors
 from composer_replication.teachers import Ledger, Teacher
 from composer_replication.trainer.llm_judge import Answered, ask_teacher
 from composer_replication.types import Finding, Hint, to_json
-from composer_replication.types.errors import TeacherError, TraceError
+from composer_replication.types.errors import StorageError, TeacherError, TraceError
 from composer_replication.types.transcript import Trace, Transcript
 
 _Explained = tuple[str, Transcript, list[tuple[Finding, Hint]]]
@@ -117,12 +118,21 @@ def _print_asked(asked: Counter[Answered], style: StyleRules, ledger: Path, max_
 
 
 def _detectors_of(traces: Path) -> Sequence[str]:
-    """Return the names of the detectors that a run trained on; of anything else those that runs use by default."""
+    """Return the names of the detectors that a run trained on; of anything else those that runs use by default.
+
+    Raises:
+        StorageError: the run's configuration cannot be read.
+    """
     standard = HintConfig().detectors
     written = traces / "config.toml"
     if not written.is_file():
         return standard
-    hint = tomllib.loads(written.read_text("utf-8")).get("loss", {}).get("hint", {})
+    with storage_errors(written, "read"):
+        text = written.read_text("utf-8")
+    try:
+        hint = tomllib.loads(text).get("loss", {}).get("hint", {})
+    except tomllib.TOMLDecodeError as error:
+        raise StorageError(f"{written} is damaged: {error}", fix="copy the file from where the run was made") from error
     return tuple(hint.get("detectors", standard))
 
 

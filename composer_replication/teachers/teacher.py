@@ -57,6 +57,10 @@ class Teacher(TeacherConfig):
         """The family under which its vote counts."""
         return self.family or self.name
 
+    def as_judge(self) -> Self:
+        """Return it under another name, as what a verdict costs says nothing of what its other answers will cost."""
+        return self.model_copy(update={"name": f"{self.name} (judge)"})
+
     def key(self) -> str:
         """Return the key of its endpoint, from the environment; an empty string where it needs none.
 

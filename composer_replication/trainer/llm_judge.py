@@ -29,12 +29,11 @@ def ask_teacher(teacher: Teacher, ledger: Path, max_total_usd: float | None, cou
     """
 
     told: Counter[Answered] = Counter() if counts is None else counts
-    own = teacher.model_copy(update={"name": f"{teacher.name} (judge)"})
 
     async def answer(text: str) -> TeacherAnswer:
         question = Question(question_id="judge", messages=[Message(role="user", content=text)])
         with Ledger(ledger) as kept:
-            async with TeacherPool([own], ledger=kept, max_total_usd=max_total_usd) as pool:
+            async with TeacherPool([teacher.as_judge()], ledger=kept, max_total_usd=max_total_usd) as pool:
                 (found,) = await pool.ask([question])
                 return found
 

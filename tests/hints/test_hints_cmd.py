@@ -10,10 +10,11 @@ from labelled.read import labelled
 from trajectories import bad, call, ok, trajectory
 
 from composer_replication.cli import app
+from composer_replication.cli.hints_cmd import UNUSED
 from composer_replication.observe import RunDir
 from composer_replication.traces import write_traces
 from composer_replication.types import Hint, to_json
-from composer_replication.types.errors import ConfigError
+from composer_replication.types.errors import ConfigError, StorageError
 
 READ, EDIT, SUBMIT = call("read_file", path="a.py"), call("edit_file", path="a.py", old="x", new="y"), call("submit")
 FAILING = trajectory((READ, bad("path_not_found")), (EDIT, ok()), (SUBMIT, ok()), reward=0.0)
@@ -69,6 +70,22 @@ def test_a_run_shows_what_was_told_then(tmp_path):
     said = explain(tmp_path)
     assert "full, step 3: 0/t0/0" in said
     assert f"said, by documentation: {text}" in said
+
+
+def test_the_detectors_are_those_of_the_run(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    run = RunDir(tmp_path)
+    run.write_trajectories("main", 1, [FAILING])
+    run.config_path.write_text('[loss.hint]\ndetectors = ["premature_submit"]\n')
+    (one,) = json.loads(explain(tmp_path, "--json", "--per-trajectory", 3))["traces"]
+    assert {f["kind"]: f["dropped"] for f in one["findings"]} == {
+        "path_not_found": UNUSED,
+        "tests_failed": "nothing to say about tests_failed",
+        "premature_submit": None,
+    }
+    run.config_path.write_text("[loss\n")
+    with pytest.raises(StorageError, match=r"config\.toml is damaged"):
+        explain(tmp_path)
 
 
 def test_rules_of_ones_own(tmp_path):

@@ -40,8 +40,7 @@ async def judge_pairs(
     questions = [_question(f"{i}{order}", *_in_order(pair, order)) for i, pair in enumerate(wanted) for order in "ab"]
     if not questions:
         return {}
-    own = judge.model_copy(update={"name": f"{judge.name} (judge)"})  # what a yes costs says nothing of its other answers
-    async with TeacherPool([own], ledger=ledger, max_total_usd=max_total_usd) as pool:
+    async with TeacherPool([judge.as_judge()], ledger=ledger, max_total_usd=max_total_usd) as pool:
         said = {a.question_id: a.content if a.error is None else "" for a in await pool.ask(questions)}
     verdicts: dict[tuple[str, str], ActionComparison] = {}
     for i, (one, other) in enumerate(wanted):
