@@ -8,6 +8,10 @@ from typing import Any
 
 SEEDS = 5
 STEPS, TASKS, SIBLINGS, PAIRS = 24, 4, 8, 12
+PRACTICE = 32
+"""Tasks that are trained on."""
+AS_LONG = 3
+"""Times the CPU time of fine-tuning that all channels take together with their rollouts."""
 FORM_STEPS = 100
 """Steps of imitation in which a policy learns to write its edits in either form."""
 RATES = (1e-3, 3e-4, 1e-4)
@@ -33,6 +37,11 @@ class Arm:
     wrong_pairs: float = 0.0
     wrong_hints: float = 0.0
     long_pairs: bool = False
+    useful_only: bool = False
+    """Hints that do not move the self-teacher are dropped (`loss.hint.useful_only`)."""
+    hinted_rollouts: int = 1
+    """Rollouts with the hint for each task, of context distillation."""
+    steps: int = STEPS
 
 
 def replay_alone() -> Iterator[Arm]:
@@ -60,8 +69,15 @@ def beside_grpo() -> Iterator[Arm]:
         own = {"replay.variant": "dpo", "replay.learning_rate": rate / 10}
         yield replace(grpo, name="grpo + replay 1: dpo, a tenth of the rate", replay=1.0, options=own)
         yield replace(grpo, name="grpo + hint 1: turn", hint=1.0, options={"hint.reduction": "turn"})
+        yield replace(grpo, name="grpo + hint 1: beta 0.5", hint=1.0, options={"hint.beta": 0.5})
+        useful = replace(grpo, name="grpo + hint 1: useful only", hint=1.0, useful_only=True)
+        yield useful
+        yield replace(grpo, name="grpo + hint 1, a quarter wrong", hint=1.0, wrong_hints=0.25)
+        yield replace(useful, name=f"{useful.name}, a quarter wrong", wrong_hints=0.25)
         wrong = {"wrong_pairs": 0.25, "wrong_hints": 0.25}
-        yield replace(grpo, name="grpo + hint 1 + replay 1, a quarter wrong", hint=1.0, replay=1.0, **wrong)
+        for weight in (1.0, 3.0):
+            name = f"grpo + hint {weight:g} + replay {weight:g}, a quarter wrong"
+            yield replace(grpo, name=name, hint=weight, replay=weight, **wrong)
         yield replace(grpo, name="hint alone", rollouts="unscored", hint=1.0)
         released = {"hint.held_turns": 0, "replay.held_turns": 0}
         yield replace(grpo, name=f"hint alone{NOTHING_HELD}", rollouts="unscored", hint=1.0, options=released)
@@ -70,10 +86,16 @@ def beside_grpo() -> Iterator[Arm]:
 
 
 def baselines() -> Iterator[Arm]:
-    """Yield what could replace the channels."""
+    """Yield what could replace the channels: by itself, and with as many rollouts or as much CPU time as all of them take."""
     for rate in RATES[:2]:
         yield Arm("rejection sampling", rate, rollouts="rewards")
-        yield Arm("context distillation", rate, rollouts="hinted")
+        distilled = Arm("context distillation", rate, rollouts="hinted")
+        yield distilled
+        as_many = STEPS * TASKS * SIBLINGS // PRACTICE
+        yield replace(distilled, name=f"{distilled.name}, as many rollouts", hinted_rollouts=as_many)
+        yield replace(distilled, name=f"{distilled.name}, {AS_LONG} times the steps", steps=AS_LONG * STEPS)
+        fine_tuned = Arm("replay alone: sft", rate, replay=1.0, options={"replay.variant": "sft"})
+        yield replace(fine_tuned, name=f"{fine_tuned.name}, {AS_LONG} times the steps", steps=AS_LONG * STEPS)
 
 
 def grid() -> list[Arm]:

@@ -13,12 +13,14 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA, PAGE = ROOT / "docs" / "figures" / "channels.json", ROOT / "docs" / "channels.md"
 BEGIN, END = "<!-- tables of benchmarks/channel_page.py -->", "<!-- end of the tables -->"
 _BESIDE = (
-    *("grpo", "grpo + hint 0.3", "grpo + hint 1", "grpo + hint 3", "grpo + hint 1: turn"),
+    *("grpo", "grpo + hint 0.3", "grpo + hint 1", "grpo + hint 3", "grpo + hint 1: turn", "grpo + hint 1: beta 0.5"),
+    *("grpo + hint 1: useful only", "grpo + hint 1, a quarter wrong", "grpo + hint 1: useful only, a quarter wrong"),
     *("grpo + replay 0.3", "grpo + replay 1", "grpo + replay 3", "grpo + replay 1: dpo"),
     "grpo + replay 1: dpo, a tenth of the rate",
     *("grpo + hint 0.3 + replay 0.3", "grpo + hint 1 + replay 1", "grpo + hint 3 + replay 3"),
-    "grpo + hint 1 + replay 1, a quarter wrong",
-    *("hint alone", "rejection sampling", "context distillation"),
+    *("grpo + hint 1 + replay 1, a quarter wrong", "grpo + hint 3 + replay 3, a quarter wrong"),
+    *("hint alone", "rejection sampling", "context distillation", "context distillation, as many rollouts"),
+    *("context distillation, 3 times the steps", "replay alone: sft, 3 times the steps"),
 )
 
 
@@ -43,6 +45,8 @@ def _beside(rows: Mapping[tuple[str, float], Mapping[str, Any]]) -> str:
     lines = ["| with rollouts | 1e-3 | 3e-4 | rollouts | CPU-seconds |", "|---|---|---|---|---|"]
     for name in _BESIDE:
         some = [rows.get((name, rate)) for rate in RATES[:2]]
+        if not any(some):
+            continue
         first = some[0] or {"rollouts": "", "cpu_s": ""}
         lines.append(f"| {name} | {' | '.join(map(_cell, some))} | {first['rollouts']} | {first['cpu_s']} |")
     return "\n".join(lines)

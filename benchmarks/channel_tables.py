@@ -8,12 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from channel_arms import NOTHING_HELD, SEEDS, grid
+from channel_arms import NOTHING_HELD, SEEDS, Arm, grid
 
 from composer_replication.observe.metrics import t_975
 
-_SPOILT = ("wrong", "long answers", NOTHING_HELD)
-"""How the names of arms end that are not of a default run."""
+_SPOILT = ("wrong", "long answers", NOTHING_HELD, "times the steps")
+"""How the names of arms end that are not of a default run, or took longer than one."""
+_FAMILIES = {
+    "replay alone: sft": lambda name: name.startswith("replay alone: "),
+    "grpo + hint 1": lambda name: name.startswith("grpo + hint ") and "replay" not in name,
+    "grpo + hint 1 + replay 1": lambda name: name.startswith("grpo + "),
+}
+"""Settings that are the defaults, and which arms are in the grid of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +66,34 @@ def table(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def harms(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the arms with a channel whose pass@1 is below that of the run without it, beyond the interval of the difference.
-    Without rollouts that run is the start."""
+    """Return the arms with a channel whose pass@1 is below that of a run without it, beyond the interval of the difference: below
+    the policy gradient alone, and where there are two channels below each of them without the other. Without rollouts that run is
+    the start."""
     by_key = {(run["arm"]["name"], run["arm"]["rate"], run["seed"]): run for run in runs}
     found = []
     for arm in grid():
         if (arm.hint == 0 and arm.replay == 0) or arm.name.endswith(NOTHING_HELD):
             continue
-        differences = []
-        for seed in range(SEEDS):
-            mine = by_key.get((arm.name, arm.rate, seed))
-            without = by_key.get(("grpo", arm.rate, seed)) if arm.rollouts == "grpo" else mine
-            if mine is not None and without is not None:
-                base = without["pass_at_1"] if arm.rollouts == "grpo" else mine["pass_at_1_before"]
-                differences.append(mine["pass_at_1"] - base)
-        interval = Interval.of(differences) if differences else Interval(0.0, 0.0)
-        if interval.mean + interval.half < 0:
-            found.append(f"{arm.name} at {arm.rate:g}: {interval.mean:+.3f} ± {interval.half:.3f}")
+        mine = {seed: run for seed in range(SEEDS) if (run := by_key.get((arm.name, arm.rate, seed)))}
+        for name in _without(arm):
+            known = mine if name == START else {seed: by_key.get((name, arm.rate, seed)) for seed in mine}
+            before = "pass_at_1_before" if name == START else "pass_at_1"
+            changes = [mine[seed]["pass_at_1"] - run[before] for seed, run in known.items() if run is not None]
+            interval = Interval.of(changes) if changes else Interval(0.0, 0.0)
+            if interval.mean + interval.half < 0:
+                found.append(f"{arm.name} at {arm.rate:g}: {interval.mean:+.3f} ± {interval.half:.3f} from {name}")
     return found
+
+
+START = "the start"
+
+
+def _without(arm: Arm) -> list[str]:
+    """Return the names of the arms that lack one of this one's channels, or both."""
+    if arm.rollouts != "grpo":
+        return [START]
+    both = arm.hint > 0 and arm.replay > 0 and not arm.name.endswith(_SPOILT)
+    return ["grpo", *([f"grpo + hint {arm.hint:g}", f"grpo + replay {arm.replay:g}"] if both else [])]
 
 
 def fallen(runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -91,13 +107,12 @@ def fallen(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def behind(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the default settings that are below the best of their grid, beyond the interval of the difference."""
-    defaults = {"replay alone: sft": "replay alone: ", "grpo + hint 1 + replay 1": "grpo + "}
     by_key = {(run["arm"]["name"], run["arm"]["rate"], run["seed"]): run["pass_at_1"] for run in runs}
     found = []
-    for name, family in defaults.items():
+    for name, belongs in _FAMILIES.items():
         rates = {rate for known, rate, _ in by_key if known == name}
         mine = max(((name, rate) for rate in rates), key=lambda key: _mean(by_key, key), default=None)
-        others = {(known, rate) for known, rate, _ in by_key if known.startswith(family) and not known.endswith(_SPOILT)}
+        others = {(known, rate) for known, rate, _ in by_key if belongs(known) and not known.endswith(_SPOILT)}
         if mine is None:
             continue
         best = max(others, key=lambda key: _mean(by_key, key))

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from channel_arms import FORM_STEPS, PAIRS, SEEDS, SIBLINGS, STEPS, TASKS, Arm, grid
+from channel_arms import FORM_STEPS, PAIRS, SEEDS, SIBLINGS, TASKS, Arm, grid
 from channel_tables import behind, fallen, harms, table
 from channel_world import Rule, drawn, hints_of, in_both_forms, meanings, outcomes, pairs_of, rules, standing, trajectory_of
 from measuring import emit
@@ -44,6 +44,7 @@ from composer_replication.policy_gradient import group_advantages
 from composer_replication.quickstart.run import warm_start
 from composer_replication.quickstart.warm_start import imitate
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.hint_filter import SelectedHints, only_useful
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.pairs.held import pairs_of_step, turns_to_hold
 from composer_replication.types import Pair, Trajectory
@@ -52,23 +53,21 @@ ROOT = Path(__file__).resolve().parents[1]
 _MEASURED = (
     *("composer_replication/loss/**/*.py", "composer_replication/distillation/**/*.py"),
     *("composer_replication/trainer/learning/**/*.py", "composer_replication/trainer/pairs/held.py"),
-    *("composer_replication/hints/holding.py", "benchmarks/channel_world.py"),
+    *("composer_replication/hints/holding.py", "composer_replication/trainer/hint_filter.py", "benchmarks/channel_world.py"),
 )
 """Code that the figures describe: runs of other code are made again."""
 
 
 def config_of(arm: Arm, policy: Path) -> RunConfig:
     """Return the run of an arm."""
-    hint: dict[str, Any] = {"weight": arm.hint, "beta": 0.5}
-    replay: dict[str, Any] = {"weight": arm.replay}
-    sections = {"hint": hint, "replay": replay}
+    sections: dict[str, dict[str, Any]] = {"hint": {"weight": arm.hint}, "replay": {"weight": arm.replay}}
     for key, value in arm.options.items():
         section, name = key.split(".")
         sections[section][name] = value
     return RunConfig.model_validate(
         {
             "name": "channels",
-            "steps": STEPS,
+            "steps": arm.steps,
             "model": {"path": str(policy), "device": "cpu"},
             "tasks": {"train": "tasks"},
             "loss": sections,
@@ -92,7 +91,7 @@ def train(arm: Arm, seed: int, policy: Path) -> dict[str, Any]:
     sampler = _Sampler(arm, seed, renderer, practice, learner)
     before = standing(model, held_out)
     curve, spent = [], 0.0
-    for step in range(1, STEPS + 1):
+    for step in range(1, arm.steps + 1):
         began = time.process_time()
         batch = sampler.batch(step) | _pairs(arm, pairs, step)
         metrics = learner.update(batch).metrics if batch else {}
@@ -144,21 +143,24 @@ class _Sampler:
         groups = drawn(self.learner.policy, self.renderer, some, SIBLINGS, step, self.rng)
         self.rollouts += TASKS * SIBLINGS
         hints = hints_of(groups, some, self.renderer, self.words) if self.arm.hint > 0 else []
+        trajectories = [one for siblings in groups for one in siblings]
+        if self.arm.useful_only:
+            hints = [*only_useful(SelectedHints(hints, (), ()), trajectories, self.learner).hinted]
         advantages: list[float | None] = []
         for siblings in groups:
             rewards = [float(one.reward) for one in siblings if isinstance(one.reward, float)]
             known = {"grpo": group_advantages(rewards), "rewards": rewards, "unscored": [None] * len(rewards)}
             advantages += known[self.arm.rollouts]
-        trajectories = [one for siblings in groups for one in siblings]
         hints += hold_turns(trajectories, hints, per_hint=self.learner.config.loss.hint.held_turns, seed=step)
         options = {"pad_id": 0, "hint_reduction": self.learner.config.loss.hint.reduction}
         return collate(trajectories, advantages, hints, **options)
 
     def _imitation(self, step: int) -> Batch:
-        """Return a batch of the hinted rollouts that pass, without their hints; made once, one for each task."""
+        """Return a batch of the hinted rollouts that pass, without their hints; made once."""
         if step == 1:
-            self.hinted = hinted_passes(self.learner.policy, self.renderer, self.practice, self.words, self.rng)
-            self.rollouts = len(self.practice)
+            tasks = self.practice * self.arm.hinted_rollouts
+            self.hinted = hinted_passes(self.learner.policy, self.renderer, tasks, self.words, self.rng)
+            self.rollouts = len(tasks)
         some = self.order.sample(self.hinted, min(PAIRS, len(self.hinted)))
         return collate(some, None, pad_id=0) if some else {}
 
@@ -172,8 +174,8 @@ class _Sampler:
 def hinted_passes(
     policy: Any, renderer: ChatRenderer, practice: Sequence[Rule], words: dict[str, str], rng: random.Random
 ) -> list[Trajectory]:
-    """Return the rollouts that pass, of one for each task in which the edit is made with the hint in the context; as if there had
-    been none."""
+    """Return the rollouts that pass, of one for each of these tasks in which the edit is made with the hint in the context; as if
+    there had been none."""
     found = []
     for rule in practice:
         before = rule.hinted(renderer, words[rule.term])

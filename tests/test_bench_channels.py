@@ -44,6 +44,11 @@ def test_an_arm_below_the_one_without_its_channels_does_harm() -> None:
     assert found.startswith("replay alone: dpo at 0.001")
 
 
+def test_a_channel_that_takes_from_what_another_gives_does_harm() -> None:
+    (found,) = harms(runs({"grpo + replay 1": 0.6, "grpo + hint 1 + replay 1": 0.5}))
+    assert found == "grpo + hint 1 + replay 1 at 0.001: -0.100 ± 0.000 from grpo + replay 1"
+
+
 def test_chosen_answers_that_fell_and_defaults_behind_are_named() -> None:
     assert fallen(runs({})) == []
     assert len(fallen(runs({}, chosen=-0.1))) == SEEDS * sum(arm.replay > 0 for arm in grid())

@@ -75,10 +75,11 @@ def explain(
         detectors.append(LintChanged())
     asked: Counter[Answered] = Counter()
     ask = None if teachers is None else ask_teacher(Teacher.of(load_teachers(teachers)[0]), ledger, max_usd, asked)
+    asks = {} if ask is None else {"judge": ask}
     style = StyleRules(load_rules(rules) if rules is not None else (), ask)
     if style.rules:
         detectors.append(style)
-    generators = generators_named([*DEFAULT_GENERATORS, "sibling", "consensus", *(["judge"] if ask else [])], ask)
+    generators = generators_named([*DEFAULT_GENERATORS, "sibling", "consensus", *asks], asks)
     batches = read_transcripts(traces)
     explained = [one for batch in batches for one in _explain(batch, detectors, others, generators, per_trajectory)]
     if not explained:

@@ -45,8 +45,8 @@ _UNREAD = 1
 """Exit status where whoever read the output has stopped."""
 
 _EXIT_CODES = (
-    "Exit codes: 1 nobody reads the output any more, 2 usage or configuration, 3 task or source, 4 sandbox, 5 model, "
-    "6 teacher or budget, 7 checkpoint or disk, 8 nothing was learnt (strict), 9 nothing is a trace or a pair, "
+    "Exit codes: 1 the reader of the output has gone (a closed pipe), 2 usage or configuration, 3 task or source, 4 sandbox, "
+    "5 model, 6 teacher or budget, 7 checkpoint or disk, 8 nothing was learnt (strict), 9 nothing is a trace or a pair, "
     "10 the verdict is no (grade, rollout) or nothing is left (pairs), 11 a program that does the work died (data-juicer, Ray), "
     "130 interrupted (143 by SIGTERM, 129 by SIGHUP)."
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,12 +13,13 @@ from rich.table import Table
 
 from composer_replication.actions.calls import parse_action
 from composer_replication.cli.replay_cmd import read_states
-from composer_replication.cli.support.options import refuse_overwriting, shortened, wide_console
+from composer_replication.cli.support.options import SandboxOption, refuse_overwriting, shortened, wide_console
 from composer_replication.config import load_teachers
 from composer_replication.observe.console import Console, echo
 from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
+    from composer_replication.actions.agreement import Scene
     from composer_replication.replaysim import NormalizeReport
     from composer_replication.replaysim.pairs_file import BadLine
     from composer_replication.replaysim.recipe import Operator
@@ -33,6 +34,14 @@ JudgeOption = Annotated[
     typer.Option(
         help="TOML file whose first \\[\\[teachers]] table is asked, in both orders, whether two actions are interchangeable "
         "where nothing else tells."
+    ),
+]
+TasksOption = Annotated[
+    Path | None,
+    typer.Option(
+        file_okay=False,
+        help="Folder of the tasks that the states are of, as `composer tasks build` writes it: actions that change files are "
+        "carried out in a sandbox where the student stood.",
     ),
 ]
 app = typer.Typer(help="Preference pairs, as lines of JSON.", no_args_is_help=True)
@@ -56,6 +65,8 @@ def extract(
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger of the judge's answers; by default ledger.sqlite beside ANSWERS.")
     ] = None,
+    tasks: TasksOption = None,
+    sandbox: SandboxOption = "auto",
 ) -> None:
     """Make a preference pair of every state where enough teachers agree on another action than the student's.
 
@@ -64,6 +75,7 @@ def extract(
     from composer_replication.replaysim.pairs_file import write_pairs
     from composer_replication.teachers import read_answers
     from composer_replication.teachers.mining.judged_mining import find_judged_disagreements
+    from composer_replication.teachers.mining.pair_mining import scene_of
 
     refuse_overwriting({"STATES": states, "ANSWERS": answers, "--judge": judge}, {"--out": out})
     asked = None if judge is None else _judge(judge, max_usd, ledger or answers.parent / "ledger.sqlite")
@@ -72,7 +84,8 @@ def extract(
     strange = sum(answer.question_id not in known for answer in answered)
     if strange == len(answered):
         raise ConfigError(f"none of the {strange} answers in {answers} is to a state of {states}", fix="name the states replayed")
-    found = asyncio.run(find_judged_disagreements(given, answered, threshold, judge=asked))
+    scenes = scene_of if tasks is None else _scenes(tasks, sandbox, given)
+    found = asyncio.run(find_judged_disagreements(given, answered, threshold, judge=asked, scenes=scenes))
     by_id = {state["state_id"]: state for state in given}
     extra = {name: {"tools": by_id[name].get("tools", []), "confidence": weight} for name, weight in found.confidence.items()}
     write_pairs(out, ({**pair, **extra[pair["state_id"]]} for pair in found.pairs))
@@ -94,19 +107,51 @@ def from_logs(
     threshold: ThresholdOption = 2,
     judge: JudgeOption = None,
     tools: Annotated[Path | None, typer.Option(help="JSON list of tool schemas, for logs that do not name theirs.")] = None,
+    tasks: TasksOption = None,
+    sandbox: SandboxOption = "auto",
 ) -> None:
     """Make preference pairs of logs: import them, ask teachers what they would have done at every turn, and compare.
 
     It does what `composer traces import`, `composer traces states`, `composer replay` and `composer pairs extract` do, one after
-    the other. Killed or repeated, it resumes: answers in the ledger are not asked or paid for again.
+    the other. Killed or repeated, it resumes: answers in the ledger are not asked or paid for again. Where some questions have no
+    answer, it makes the pairs of the others and exits with 6.
     """
     from composer_replication.cli import replay_cmd, traces_cmd
 
     states, answers = out / "states.jsonl", out / "answers.jsonl"
     traces_cmd.import_(logs, out, tools=tools)
     traces_cmd.states(out, states)
-    replay_cmd.replay(states, teachers, out, max_usd)
-    extract(states, answers, out / "pairs.jsonl", threshold, judge, max_usd)
+    unanswered = False
+    try:
+        replay_cmd.replay(states, teachers, out, max_usd)
+    except typer.Exit as ended:
+        if ended.exit_code != replay_cmd.EXIT_INCOMPLETE:
+            raise
+        unanswered = True
+    extract(states, answers, out / "pairs.jsonl", threshold, judge, max_usd, tasks=tasks, sandbox=sandbox)
+    if unanswered:
+        echo("some questions have no answer: repeat this command to ask them again", err=True)
+        raise typer.Exit(replay_cmd.EXIT_INCOMPLETE)
+
+
+def _scenes(folder: Path, kind: str, states: Sequence[TraceState]) -> Callable[[TraceState], Scene]:
+    """Return scenes with a sandbox for the states of a folder's tasks, and say of how many there are none.
+
+    Raises TaskError as `load_tasks` and `build_python` do, and SandboxError as `open_sandbox`.
+    """
+    from composer_replication.envs.scenes import scenes_of_tasks
+    from composer_replication.sandbox import open_sandbox
+    from composer_replication.tasks import load_tasks
+    from composer_replication.tasks.build import build_python
+
+    found = load_tasks(folder)
+    foreign = len([state for state in states if state.get("task_id") not in {task.spec.task_id for task in found}])
+    if foreign:
+        echo(
+            f"{foreign} of {len(states)} states are of no task in {folder}: their actions are compared without a sandbox",
+            err=True,
+        )
+    return scenes_of_tasks(found, open_sandbox(kind), build_python(folder, kind))
 
 
 def _judge(path: Path, max_usd: float, ledger: Path) -> Judge:

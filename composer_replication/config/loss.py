@@ -212,7 +212,8 @@ class HintConfig(Section):
     packages may add detectors."""
     generators: tuple[str, ...] = ("documentation", "template", "environment")
     """Name the hint writers; the first that has something to say writes the hint. `sibling` describes what a passing attempt did
-    at the same point; `judge` asks the first of [[teachers]], within loss.replay.max_total_usd."""
+    at the same point; `judge` asks the first of [[teachers]], within loss.replay.max_total_usd, and `policy` the policy itself,
+    which samples up to 160 tokens for each hint."""
     demo: bool = False
     """Let `sibling` show the action itself, not only what it was applied to. The deleted code is never shown."""
     useful_only: bool = False
@@ -244,7 +245,7 @@ class ReplayConfig(Section):
     dpo_beta: Annotated[float, Field(gt=0.0), ReadBy("variant", "dpo", "dpo_positive", "ipo", "apo_zero", "kto")] = 0.1
     """Set the beta of the losses with a reference. Lower it to let the policy move further from the reference."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5), ReadBy("variant", "dpo")] = 0.0
-    """Take each pair for labelled the wrong way round with this probability (conservative DPO). Set it to the share of wrong
+    """Assume that each pair has its two sides swapped with this probability (conservative DPO). Set it to the share of wrong
     pairs that you expect."""
     dpo_positive_penalty: Annotated[Weight, ReadBy("variant", "dpo_positive")] = 5.0
     """Multiply by this what a chosen answer has lost in log-prob since the start (lambda in the paper, which used 5 to 50)."""

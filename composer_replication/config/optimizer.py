@@ -38,9 +38,14 @@ class OptimizerConfig(Section):
     get more out of expensive rollouts; later updates are then off-policy, so watch `rlvr/clip_frac` and `rlvr/ratio/max`."""
     epochs: Positive = 1
     """Go over a step's rollouts this many times."""
-    gradient_checkpointing: bool = False
+    channel_gradients_every: Annotated[int, Field(ge=0)] = 20
+    """Measure, in the first step and every so many steps after it, the norm of each channel's gradient on the weights
+    (`hint/gradient/norm`) and its cosine with the policy gradient's (`hint/gradient/cosine`), where several channels train.
+    Such a step takes one more pass for each. 0 never measures them. The substrates trl, verl and prime_rl do not either."""
+    gradient_checkpointing: Literal["auto"] | bool = "auto"
     """Keep only each layer's input in the forward pass and recompute the rest in the backward pass. It costs about a third more
-    compute and saves most activation memory; results do not change."""
+    compute and saves most activation memory; results do not change. `auto` does it on a GPU, where the model can. Set it to false
+    there when the plan of `--dry-run` leaves room."""
     moments: Annotated[Literal["float32", "8bit"], ReadBy("type", "adamw")] = "float32"
     """Keep AdamW's two moments in float32, or in 8 bits with a scale for every 256 of them (arXiv:2110.02861), a quarter of the
     memory. `8bit` needs the extra `torchao` and a C compiler."""
@@ -48,6 +53,10 @@ class OptimizerConfig(Section):
     """Keep AdamW's moments and a float32 copy of the weights in CPU memory and step there (arXiv:2101.06840). It frees
     8 bytes of device memory per trained weight, and with model.precision = bfloat16 needs no stochastic rounding; each step sends
     gradients and weights over the bus."""
+
+    def checkpoints(self, *, on_gpu: bool) -> bool:
+        """Return what `gradient_checkpointing` asks for on a GPU, or on a CPU."""
+        return on_gpu if self.gradient_checkpointing == "auto" else self.gradient_checkpointing
 
     @property
     def updates(self) -> int:

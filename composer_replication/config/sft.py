@@ -25,9 +25,15 @@ class SftConfig(Section):
     samples: Annotated[int, Field(ge=0), _IF_ENABLED] = 0
     """Let the model at `model.path` try every training task this many times, and learn from what passes (rejection sampling).
     Raise it when the model passes some tasks."""
+    reattempts: Annotated[bool, _IF_ENABLED] = False
+    """Try each failed sample once more from its first error turn on, with a hint about it in the context, and learn from what
+    passes then as if there had been no hint (context distillation; STaR's rationalization, arXiv:2203.14465). It needs `samples`;
+    error turns are found by `loss.hint.detectors`, hints are written by `loss.hint.generators`. Turn it on when the model passes
+    few tasks."""
     traces: Annotated[tuple[Path, ...], _IF_ENABLED] = ()
     """Learn from the conversations in these files too: `trajectories.jsonl` of `composer rollout --out`, by this model or by a
-    teacher, or `traces.jsonl` of `composer traces import --out`. Those that are known to have failed are left out."""
+    teacher, or `traces.jsonl` of `composer traces import --out`. Those that are known to have failed are left out, and those that
+    write what a held-out task deletes."""
     per_task: Annotated[Positive, _IF_ENABLED] = 4
     """Learn from at most this many different demonstrations of a task from each source, so that easy tasks do not dominate."""
     steps: Annotated[Positive, _IF_ENABLED] = 50
@@ -42,4 +48,6 @@ class SftConfig(Section):
     def _has_a_source(self) -> Self:
         if self.enabled and not (self.oracle or self.samples or self.traces):
             refuse("oracle = false, samples = 0 and no traces: there is nothing to learn from", "switch one of them on")
+        if self.reattempts and not self.samples:
+            refuse("reattempts = true and samples = 0: there is no attempt to repeat", "raise samples, or set reattempts = false")
         return self

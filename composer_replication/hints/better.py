@@ -26,7 +26,7 @@ class Better:
 def better_actions(transcript: Transcript, turn: int, context: HintContext) -> Iterator[Better]:
     """Yield the actions known to be better at turn `turn`, siblings first; only those that differ from the action taken.
 
-    A sibling's turn stands in the same place when all turns before it are, in canonical form, the same actions.
+    A sibling's turn stands in the same place when the same actions, in canonical form, come before it.
     """
     taken = _canonical(transcript.turns[turn])
     prefix = [_canonical(earlier) for earlier in transcript.turns[:turn]]

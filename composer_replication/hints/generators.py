@@ -42,7 +42,8 @@ _ERROR_LINE = re.compile(r"^E\s|\b\w*(?:Error|Exception|Timeout|Interrupt)\b|^FA
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentErrorHint:
-    """A hint for any finding with an observation: its last lines that name an error, or its last lines when none does."""
+    """A hint for any finding with an observation: its last lines that name an error, with what a colon at their end announces, or
+    its last lines when none does."""
 
     source: str = "environment"
 
@@ -54,8 +55,21 @@ class EnvironmentErrorHint:
 def _error_lines(finding: Finding, *, max_lines: int, max_chars: int) -> str:
     text = _ANSI.sub("", str(finding.evidence.get("observation", "")))
     lines = [line.strip() for line in text.splitlines() if line.strip().strip("=-_ ")]
-    kept = ([line for line in lines if _ERROR_LINE.search(line)] or lines)[-max_lines:]
+    kept = (_with_details(lines, max_lines - 1) or lines)[-max_lines:]
     return "\n".join(kept)[-max_chars:]
+
+
+def _with_details(lines: Sequence[str], most: int) -> list[str]:
+    """Return the lines that name an error, and up to `most` others after each that ends with a colon: a list of issues, say."""
+    kept, announced = [], 0
+    for line in lines:
+        if _ERROR_LINE.search(line):
+            kept.append(line)
+            announced = most if line.endswith(":") else 0
+        elif announced:
+            kept.append(line)
+            announced -= 1
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +119,11 @@ What is wrong ({kind}):
 
 @dataclass(frozen=True, slots=True)
 class JudgeHint:
-    """A hint by a teacher that is shown the turn and what is wrong with it, cut to two sentences."""
+    """A hint by a teacher or by the policy itself, which is shown the turn and what is wrong with it, cut to two sentences."""
 
     ask: Ask
     source: str = "judge"
+    """`judge` or `policy`."""
 
     def generate(self, finding: Finding, trajectory: Transcript, _context: HintContext, /) -> str | None:
         turn = trajectory.turns[finding.turn]
@@ -142,7 +157,15 @@ BUILTIN_GENERATORS: Mapping[str, HintGenerator] = MappingProxyType(
         "consensus": BetterActionHint("consensus"),
     }
 )
-"""Generators by their run-file name; `judge` is one more, which needs a teacher to ask."""
+"""Generators by their run-file name; those of `ASKING` are more."""
+
+ASKING: Mapping[str, str] = MappingProxyType(
+    {
+        "judge": "name [[teachers]], or leave 'judge' out",
+        "policy": "leave 'policy' out: only what trains beside its own engine can ask it",
+    }
+)
+"""Generators that ask a model, each with what to do where there is none to ask."""
 
 DEFAULT_GENERATORS = ("documentation", "template", "environment")
 """The default generators, tried in this order; the first that has something to say is used."""
@@ -152,23 +175,24 @@ GROUP = "composer_replication.hints"
 
 @cache
 def _known() -> Mapping[str, HintGenerator]:
-    taken = (*BUILTIN_GENERATORS, "judge")
+    taken = (*BUILTIN_GENERATORS, *ASKING)
     plugins = load_plugins(GROUP, taken=taken, kind="generator", method="generate", has="source, generate")
     return {**BUILTIN_GENERATORS, **plugins}
 
 
-def generators_named(names: Sequence[str], ask: Ask | None = None) -> tuple[HintGenerator, ...]:
+def generators_named(names: Sequence[str], ask: Mapping[str, Ask] = MappingProxyType({})) -> tuple[HintGenerator, ...]:
     """Return the generators of these names, in this order.
 
+    Args:
+        ask: by name, how those of `ASKING` ask that can.
+
     Raises:
-        ConfigError: there is none of that name, or `judge` is named and there is no teacher to ask.
+        ConfigError: there is none of that name, or one has nobody to ask.
     """
-    known = dict(_known())
-    if ask is not None:
-        known["judge"] = JudgeHint(ask)
+    known = {**_known(), **{name: JudgeHint(how, name) for name, how in ask.items()}}
     for name in names:
-        if name == "judge" and ask is None:
-            raise ConfigError("the hint generator 'judge' has no teacher to ask", fix="name [[teachers]], or leave 'judge' out")
+        if name in ASKING and name not in ask:
+            raise ConfigError(f"the hint generator {name!r} has nobody to ask", fix=ASKING[name])
         if name not in known:
-            raise ConfigError(f"there is no hint generator {name!r}", fix=f"choose among: {', '.join([*known, 'judge'])}")
+            raise ConfigError(f"there is no hint generator {name!r}", fix=f"choose among: {', '.join({**known, **ASKING})}")
     return tuple(known[name] for name in names)

@@ -23,7 +23,7 @@ _SENTENCES = {
     "oscillation": "the same two calls were just made before, with the same results. Do something else.",
     "long_turn": "the answer is far too long. Say only what is needed, in a few sentences.",
     "long_observation": "the {tool} call showed {characters:,} characters. Ask for the part that you need.",
-    "syntax_error": "after this edit {path} is no Python: {message} in line {line}, `{source}`.",
+    "syntax_error": "after this edit {path} is not valid Python: {message} in line {line}, `{source}`.",
     "tests_touched": "{path} is a test that judges the work. Change the code that it tests.",
     "configuration_touched": "{path} decides how the tests are run. Leave it as it is and change the code.",
     "hidden_files": "the task is to be done without looking into git's history or caches. Work from the source files.",

@@ -99,6 +99,7 @@ _MESH = (
     SubstrateLimit("curriculum.enabled", "groups are issued before the verdicts are in that a curriculum chooses by"),
     SubstrateLimit("rollout.refills", "groups are issued before it is known which of a step's teach nothing"),
     _reattempts("its generators have other rollouts under way when a step's hints are known"),
+    SubstrateLimit("loss.hint.generators", "its trainer, which gives hints, samples nothing", ("policy",), "local or trl"),
 )
 _FULL = "local, monarch or ray"
 
@@ -133,7 +134,7 @@ _MERGED = SubstrateLimit(
     when=lambda config: (Path(config.model.path) / "adapter_config.json").is_file(),
     condition="with adapters",
 )
-_ASKING = ("judge", "consensus")
+_ASKING = ("judge", "consensus", "policy")
 _ANY = "local, trl, verl, monarch or ray"
 _WHOLE_STEP = "it needs the hints of a whole step at once, and PRIME-RL finishes one group at a time"
 _PRESENT = "it reads the starting policy all through the run, and PRIME-RL serves only the present one"

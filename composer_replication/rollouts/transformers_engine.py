@@ -24,6 +24,7 @@ from composer_replication.loss.forward import (
     why_plain,
 )
 from composer_replication.loss.forward.models import window_of
+from composer_replication.loss.micro_batches import passes
 from composer_replication.rollouts.kv_cache import Session, merge_caches, split_cache
 from composer_replication.rollouts.protocol import Sample, SampleRequest
 from composer_replication.rollouts.sampling import draw, uniforms
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 _log = logging.getLogger(__name__)
+
+PREFILL_TOKENS = 8192
+"""Tokens, padding among them, that one pass over what is new to the sessions reads at most: it holds the activations of all."""
 
 
 class TransformersEngine:
@@ -114,7 +118,8 @@ class TransformersEngine:
         """Sample one turn for every request, in order.
 
         Raises:
-            ModelError: a context leaves the model's window, the model's output is not finite, or the device is out of memory.
+            ModelError: a context leaves the model's window, the model's output is not finite, the device is out of memory, or
+                such an error has ended an earlier call with one of the sessions.
         """
         if not requests:
             return []
@@ -124,7 +129,7 @@ class TransformersEngine:
         except torch.OutOfMemoryError as error:
             raise ModelError(
                 f"the device ran out of memory while sampling {len(requests)} turns at once: {error}",
-                fix="raise rollout.cohorts, lower rollout.context_tokens, or take fewer rollouts a step",
+                fix="lower rollout.max_rollouts, or raise rollout.cohorts: both may change when you --resume",
             ) from error
 
     # --- one call ---------------------------------------------------------------------------------------------------------
@@ -133,8 +138,12 @@ class TransformersEngine:
         sessions = [self._sessions.get(r.session, Session()) for r in requests]
         feeds = [s.pending + r.new_ids for s, r in zip(sessions, requests, strict=True)]
         self._check(requests, sessions, feeds)
+        for request, session in zip(requests, sessions, strict=True):
+            if session.layers:
+                self._sessions[request.session] = _LOST  # until its new state is known: the batch takes the old one apart
         unique, rows = _distinct(sessions, feeds)
-        batch = self._prefill([sessions[i] for i in unique], [feeds[i] for i in unique])
+        most = max(request.max_new_tokens for request in requests)
+        batch = self._prefill(*self._read_ahead([sessions[i] for i in unique], [feeds[i] for i in unique]), most)
         if len(unique) < len(requests):
             batch.select(torch.tensor(rows, device=self.device))
             batch.rows = torch.arange(len(rows), device=self.device)
@@ -159,17 +168,35 @@ class TransformersEngine:
 
     def _check(self, requests: Sequence[SampleRequest], sessions: Sequence[Session], feeds: Sequence[Sequence[int]]) -> None:
         for request, session, feed in zip(requests, sessions, feeds, strict=True):
+            if session is _LOST:
+                raise ModelError(f"session {request.session!r} was lost by a call that failed", fix="begin a new one")
             if not feed or request.max_new_tokens < 1:
                 raise ValueError(f"session {request.session!r} has nothing to read or nothing to sample")
             needed = session.length + len(feed) + request.max_new_tokens
             if needed > self.context_window:
                 raise ModelError(
                     f"session {request.session!r} may need {needed} positions and the model has {self.context_window}",
-                    fix="lower budgets.context_tokens",
+                    fix="lower rollout.context_tokens",
                 )
 
-    def _prefill(self, sessions: Sequence[Session], feeds: Sequence[Sequence[int]]) -> _Batch:
-        """Read each session's new ids; columns are `[cached positions | new ids]`, each part left-padded."""
+    def _read_ahead(self, sessions: list[Session], feeds: list[tuple[int, ...]]) -> tuple[list[Session], list[tuple[int, ...]]]:
+        """Read all new ids but the last of each session in passes of at most `PREFILL_TOKENS`, where one pass would be larger."""
+        if self.cache_mode == "recompute" or len(feeds) * max(map(len, feeds)) <= PREFILL_TOKENS:
+            return sessions, feeds
+        for some in passes([len(feed) - 1 for feed in feeds], PREFILL_TOKENS):
+            columns = max(1, PREFILL_TOKENS // len(some))
+            for start in range(0, max(len(feeds[i]) - 1 for i in some), columns):
+                pieces = {i: piece for i in some if (piece := feeds[i][:-1][start : start + columns])}
+                batch = self._prefill([sessions[i] for i in pieces], list(pieces.values()), 0)
+                split = split_cache(batch.cache, batch.rows, batch.mask, last=True)
+                for row, (i, layers) in enumerate(zip(pieces, split, strict=True)):
+                    read = torch.cat(batch.experts, dim=1)[row][batch.mask[row]] if batch.experts else None
+                    sessions[i] = Session(length=len(layers[0][0]), layers=layers, experts=read)
+        return sessions, [feed[-1:] for feed in feeds]
+
+    def _prefill(self, sessions: Sequence[Session], feeds: Sequence[Sequence[int]], most: int) -> _Batch:
+        """Read each session's new ids; columns are `[cached positions | new ids]`, each part left-padded. `most` more tokens will
+        be sampled at most."""
         device, count = self.device, len(feeds)
         past, width = max(s.length for s in sessions), max(map(len, feeds))
         lengths = torch.tensor([s.length for s in sessions], device=device)[:, None]
@@ -178,7 +205,7 @@ class TransformersEngine:
         offset = torch.arange(width, device=device)[None] - padding
         mask = torch.cat([torch.arange(past, device=device)[None] >= past - lengths, offset >= 0], dim=1)
         if self.cache_mode == "session":
-            cache = merge_caches(sessions, self._config.num_hidden_layers)
+            cache = merge_caches(sessions, self._config.num_hidden_layers, most=past + width + most)
         else:
             cache = DynamicCache(config=self._model_config)
         logits, experts = self._forward(ids, mask, lengths + offset.clamp(min=0), cache)
@@ -252,7 +279,8 @@ class TransformersEngine:
             for row, sampled in zip(rows, drawn, strict=True):
                 self._sessions[requests[row].session] = Session(pending=(*feeds[row], *sampled))
             return
-        for row, sampled, layers in zip(rows, drawn, split_cache(batch.cache, which, keep), strict=True):
+        split = split_cache(batch.cache, which, keep, last=len(which) == len(batch.rows))
+        for row, sampled, layers in zip(rows, drawn, split, strict=True):
             self._sessions[requests[row].session] = Session(
                 length=len(layers[0][0]),
                 pending=(sampled[-1],),
@@ -286,6 +314,10 @@ class TransformersEngine:
     def device(self) -> torch.device:
         """The device of the model's weights."""
         return next(self.model.parameters()).device
+
+
+_LOST = Session()
+"""The state of a session whose call has not returned."""
 
 
 class _Batch:

@@ -8,9 +8,13 @@ from collections import defaultdict
 ALIKE = 5
 """Refusals of one kind, before any answer, after which a teacher is not asked again."""
 
+_OF_ONE_REQUEST = re.compile(r"[\w-]*\d[\w-]*")
+"""Words with a digit: numbers, and the names that providers give each request."""
+
 
 class Breaker:
-    """Tells when a teacher that has never answered has refused `ALIKE` questions for one reason, numbers in it apart.
+    """Tells when a teacher that has never answered has refused `ALIKE` questions for one reason, apart from numbers in it and
+    names of requests.
 
     A teacher that has answered once understands the request, and refuses a question for what is in it: a prompt that is too long,
     say. It is asked on.
@@ -28,6 +32,6 @@ class Breaker:
         """Note a refusal, and return why the teacher is left out from now on; None while it is not."""
         if teacher in self._answered:
             return None
-        self._refusals[teacher].append(re.sub(r"\d+", "#", reason))
+        self._refusals[teacher].append(_OF_ONE_REQUEST.sub("#", reason))
         last = self._refusals[teacher][-ALIKE:]
         return f"its first questions were all refused: {reason}" if len(last) == ALIKE and len(set(last)) == 1 else None

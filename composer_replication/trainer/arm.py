@@ -83,7 +83,7 @@ class ArmTrainer:
             check_prompts(prompts, config, engine.context_window)  # a server may read less
             meter = context.meter()
             journal = context.journal(config, arm, meter)
-            signals = context.signal_maker(config, renderer, engine.context_window, learner)
+            signals = context.signal_maker(config, renderer, engine.context_window, learner, engine)
             collector = RolloutCollector(context, config, engine, renderer, journal, shard, signals.steps)
             opened.pop_all()
         return cls(context, config, arm, learner, engine, renderer, meter, journal, collector, signals, made_of)

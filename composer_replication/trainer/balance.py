@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from composer_replication.config import LossConfig
-from composer_replication.trainer.learning.brake import FALLEN
+from composer_replication.trainer.learning.brake import FALLEN, ChosenDistance
+from composer_replication.types.channels import CHANNELS
 
 DWARFED = 10.0
 """A channel that pulls this many times as hard as another is reported."""
 
 
-def imbalance(metrics: Mapping[str, float]) -> str | None:
+def imbalance(metrics: Mapping[str, float], channels: Sequence[str] = CHANNELS) -> str | None:
     """Describe the strongest and the weakest channel of a step where one pulls at least `DWARFED` times as hard as the other.
 
     Reads `*/pull`, the norm of each channel's gradient on the hidden states before the head; channels without a gradient in the
     step do not count.
+
+    Args:
+        channels: those that share optimizer steps. One with steps of its own has its learning rate in place of a weight.
     """
-    pulls = {name: metrics.get(f"{name}/pull", 0.0) for name in LossConfig.model_fields}
+    pulls = {name: metrics.get(f"{name}/pull", 0.0) for name in channels}
     felt = sorted((pull, name) for name, pull in pulls.items() if pull > 0)
     if len(felt) < 2 or felt[-1][0] < DWARFED * felt[0][0]:
         return None
@@ -27,18 +30,19 @@ def imbalance(metrics: Mapping[str, float]) -> str | None:
 
 
 class ChosenAlarm:
-    """Tells once when the chosen answers of pairs have become less likely than under the starting policy in two steps in a row.
+    """Tells once when the chosen answers of the last pairs are less likely than under the starting policy in two steps in a row.
 
     Accuracy and margin rise all the while, because the rejected answers fall further (Razin et al., arXiv:2410.08847).
     """
 
     def __init__(self) -> None:
+        self._distance = ChosenDistance()
         self._low = 0
         self._told = False
 
     def follow(self, metrics: Mapping[str, float]) -> str | None:
         """Follow a step; one without pairs, or without their distance to the start, says nothing."""
-        distance = metrics.get("replay/chosen/distance/mean")
+        distance = self._distance.follow(metrics)
         if distance is None or self._told:
             return None
         self._low = self._low + 1 if distance < FALLEN else 0

@@ -172,9 +172,11 @@ class RolloutCollector:
             return self.curriculum.choose(left, self.config.seed, step, count, refill=refill + 1)
         return random.Random(f"{self.config.seed}/{step}/{refill}").sample(left, count)
 
-    async def try_again(self, step: int, version: int, failures: Sequence[tuple[Trajectory, HintedTurn]]) -> list[Trajectory]:
-        """Return second attempts at trajectories of a step, each from its hinted turn on with the hint in the context. They are
-        counted, and their records are those of attempts without a hint. The engine then leaves the device."""
+    async def try_again(
+        self, step: int, version: int, failures: Sequence[tuple[Trajectory, HintedTurn]], *, counted: bool = True
+    ) -> list[Trajectory]:
+        """Return second attempts at trajectories of a step, each from its hinted turn on with the hint in the context. Their
+        records are those of attempts without a hint. What is new in them is `counted`. The engine then leaves the device."""
         config, budgets = self.config, Budgets.of(self.config.rollout)
         context_tokens = min(budgets.context_tokens, self.engine.context_window)
         rollouts = [
@@ -195,8 +197,9 @@ class RolloutCollector:
             at_once = min(len(rollouts), config.rollout.open_at_most or len(rollouts))
             found = await run_rollouts(rollouts, at_once=at_once, **self._how(self.engine, version, report))
         self.engine.rest()
-        new = [replace(one, turns=one.turns[hinted.turn :]) for one, (_, hinted) in zip(found, failures, strict=True)]
-        self.journal.meter.count(new)
+        if counted:
+            new = [replace(one, turns=one.turns[hinted.turn :]) for one, (_, hinted) in zip(found, failures, strict=True)]
+            self.journal.meter.count(new)
         return found
 
     async def try_out(self, task: AnyTask, siblings: int) -> list[Group]:

@@ -14,8 +14,11 @@ from composer_replication.observe.summary import SummaryRow
 from composer_replication.sandbox import Sandbox
 from composer_replication.trainer.balance import ChosenAlarm, imbalance
 from composer_replication.types import Group, Hint, Trajectory, Unscored
+from composer_replication.types.channels import CHANNELS
 from composer_replication.types.errors import SandboxError
 
+DATA, WARNING = "data", "warning"
+"""Kinds of events that a model card repeats."""
 HELD_OUT = frozenset({"eval/pass_at_1", "pretrain/nll"})
 """Metrics of a policy on what is held out."""
 
@@ -82,12 +85,24 @@ class ArmJournal:
     """Write what each step learnt from beside its metrics."""
     card: Callable[[], None] = lambda: None
     """Write the arm's model card anew; called after every measurement on what is held out."""
+    weighed: Sequence[str] = CHANNELS
+    """Channels that are weighed against each other, because they share optimizer steps."""
     _told_of_balance: bool = False
     _chosen: ChosenAlarm = field(default_factory=ChosenAlarm)
 
     def note(self, text: str) -> None:
         """Report one line about the arm."""
         self.terminal.note(f"{self.arm}: {text}")
+
+    def learns_from(self, what: str) -> None:
+        """Report the data that the arm learns from, which its model card repeats."""
+        self.note(what)
+        self.run_dir.log_event(DATA, what, arm=self.arm)
+
+    def warn(self, step: int, text: str) -> None:
+        """Report what nobody wants of a step, which the arm's model card repeats."""
+        self.note(f"step {step}: {text}")
+        self.run_dir.log_event(WARNING, text, arm=self.arm, step=step)
 
     def rewind(self, step: int, *, keep_traces: bool = False) -> None:
         """Forget what the files say of steps after `step`; -1 forgets the start's evaluation too."""
@@ -123,12 +138,12 @@ class ArmJournal:
             self.run_dir.write_reattempts(self.arm, step, reattempts)
         logged = self.log(step, metrics)
         self.terminal.step(self.arm, step, self.steps, logged, off)
-        unbalanced = imbalance(metrics)
+        unbalanced = imbalance(metrics, self.weighed)
         if unbalanced is not None and not self._told_of_balance:
             self._told_of_balance = True
-            self.note(f"step {step}: {unbalanced}")
+            self.warn(step, unbalanced)
         if (fallen := self._chosen.follow(metrics)) is not None:
-            self.note(f"step {step}: {fallen}")
+            self.warn(step, fallen)
         return logged
 
     def record_evaluation(self, step: int, groups: Sequence[Group]) -> dict[str, float]:

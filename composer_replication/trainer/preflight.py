@@ -30,6 +30,7 @@ from composer_replication.types.errors import ConfigError
 
 NO_SOURCE = "the run has no teachers, loss.replay.pairs or loss.replay.reattempts"
 """Why the replay channel has nothing to learn from."""
+_ONCE = "carries out the calls of a rollout again, and an environment of [env] may not come back to where it stood"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def check_source(config: RunConfig, source: EnvSource) -> None:
 
     Raises:
         ConfigError: two tasks have one id, the substrate trains on our own tasks alone, or an arm asks for more tasks than there
-            are, for a teacher that cannot be asked, or for re-attempts.
+            are, for a teacher that cannot be asked, or for re-attempts, or fine-tuning asks for some.
     """
     names = [t.spec.task_id for t in (*source.train, *source.held_out)]
     if len(set(names)) < len(names):
@@ -87,11 +88,12 @@ def check_source(config: RunConfig, source: EnvSource) -> None:
             f"substrate.type = {config.substrate.type} trains on the tasks of tasks.train alone",
             fix="set substrate.type = local or trl",
         )
+    if config.sft.enabled and config.sft.reattempts:
+        raise ConfigError(f"sft.reattempts {_ONCE}", fix="set sft.reattempts = false, or train on tasks.train")
     for arm in config.arms:
         if resolve_arm(config, arm).loss.replay.reattempts > 0:
             raise ConfigError(
-                f"arm {arm}: loss.replay.reattempts carries out the calls of a rollout again, and an environment of [env] may not"
-                " come back to where it stood",
+                f"arm {arm}: loss.replay.reattempts {_ONCE}",
                 fix="set loss.replay.reattempts = 0, or train on tasks.train",
             )
     _check_arms(config, len(source.train), "the environment")

@@ -13,7 +13,7 @@ from composer_replication.config import RunConfig
 from composer_replication.envs.coding import TestCache
 from composer_replication.envs.source import AnyTask, EnvSource
 from composer_replication.envs.tools import TOOLSETS
-from composer_replication.hints import HintContext, detectors_named, generators_named
+from composer_replication.hints import Ask, HintContext, detectors_named, generators_named
 from composer_replication.integrations.sources import load_object, open_source
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.rollouts.protocol import Env
@@ -24,15 +24,17 @@ from composer_replication.teachers import Teacher
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoints.card import FORGEABLE, write_card
 from composer_replication.trainer.coding_tasks import CodingTasks, toolset_of
+from composer_replication.trainer.engines.open_engine import PolicyEngine
 from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter, cpu_clock
 from composer_replication.trainer.learning.learner import Learner
-from composer_replication.trainer.llm_judge import ask_teacher
+from composer_replication.trainer.llm_judge import ask_policy, ask_teacher
 from composer_replication.trainer.preflight import check_run, check_source, fingerprint, prove_solutions
 from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.signals import HintSources, SignalMaker, hint_context
 from composer_replication.trainer.step_rewards import load_step_scorer, prm_digest
 from composer_replication.trainer.teacher_kl import TeacherScorer
+from composer_replication.types.channels import CHANNELS
 from composer_replication.types.errors import ConfigError
 
 
@@ -120,22 +122,31 @@ class RunContext:
     def journal(self, config: RunConfig, arm: str, meter: RolloutMeter) -> ArmJournal:
         """Return the record of one arm."""
         card = partial(write_card, self.run_dir, config, arm)
-        return ArmJournal(self.run_dir, self.terminal, arm, config.steps, meter, card=card)
+        weighed = CHANNELS if config.loss.replay.learning_rate is None else tuple(name for name in CHANNELS if name != "replay")
+        return ArmJournal(self.run_dir, self.terminal, arm, config.steps, meter, card=card, weighed=weighed)
 
     def signal_maker(
-        self, config: RunConfig, renderer: ChatRenderer, context_window: int, learner: Learner | None = None
+        self,
+        config: RunConfig,
+        renderer: ChatRenderer,
+        context_window: int,
+        learner: Learner | None = None,
+        engine: PolicyEngine | None = None,
     ) -> SignalMaker:
-        """Return the maker of an arm's signals; readings of the policy's weights are asked of `learner`.
+        """Return the maker of an arm's signals; readings of the policy's weights are asked of `learner`, and hints that the
+        policy writes of `engine`.
 
         Raises:
-            ConfigError: the arm names an unknown detector or generator, or `judge` without teachers; or as `load_step_scorer` and
-                `TeacherScorer.of`.
+            ConfigError: the arm names an unknown detector or generator, or one that has nobody to ask; or as `load_step_scorer`
+                and `TeacherScorer.of`.
             ModelError: as these two.
         """
-        hint, ask = config.loss.hint, None
+        hint, ask = config.loss.hint, dict[str, Ask]()
+        if engine is not None:
+            ask["policy"] = ask_policy(engine, renderer)
         if config.teachers and "judge" in hint.generators:
             judge = Teacher.of(config.teachers[0])
-            ask = ask_teacher(judge, self.run_dir.path / "ledger.sqlite", config.loss.replay.max_total_usd)
+            ask["judge"] = ask_teacher(judge, self.run_dir.path / "ledger.sqlite", config.loss.replay.max_total_usd)
         return SignalMaker(
             config=config,
             sources=HintSources(

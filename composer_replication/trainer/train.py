@@ -61,6 +61,7 @@ async def train_arm(arm: ArmTrainer, progress: Phase, callbacks: Sequence[StepCa
 
         # Advantages over each group, and hints at the turns that went wrong.
         step_signals = signals.make(step, groups)
+        arm.engine.rest()  # hints may have been asked of the policy
 
         # Failed rollouts once more, with the hint in the context: what passes is learnt without it.
         again = await reattempt(collector, config, groups, step_signals.hinted, step, learner.version)

@@ -81,7 +81,7 @@ def test_a_judge_is_asked_about_the_turn_and_cut_to_two_sentences():
         asked.append(question)
         return "Look at the fee, e.g. in b.py. Then add it!  A third sentence."
 
-    (hint,) = find_hints([LOST], {}, generators=generators_named(["judge"], ask)).hints
+    (hint,) = find_hints([LOST], {}, generators=generators_named(["judge"], {"judge": ask})).hints
     assert hint.text == "Hint: Look at the fee, e.g. in b.py. Then add it!"
     assert (hint.source, len(asked)) == ("judge", 1)
     for part in ("Write the body of stowage.", "return 0", "tests_failed", "E assert 1 == 2"):
@@ -94,7 +94,7 @@ SUITE = "pytest -q tests/test_basket.py -k total --maxfail 1"
 
 
 def test_a_judge_that_gives_the_better_action_away_is_not_heard():
-    report = find_hints([LOST, WON], {}, generators=generators_named(["judge"], lambda _: f"Write {NEW}"))
+    report = find_hints([LOST, WON], {}, generators=generators_named(["judge"], {"judge": lambda _: f"Write {NEW}"}))
     assert report.dropped == {"gives the better action away": 1}
     assert report.dropped_hints[0].text == f"Hint: Write {NEW}"
     assert leaks_action(f"Write {NEW}", [Call("edit_file", {"new": NEW})])
@@ -109,8 +109,12 @@ def test_a_judge_that_gives_the_better_action_away_is_not_heard():
 
 def test_generators_are_named():
     assert [one.source for one in generators_named(DEFAULT_GENERATORS)] == list(DEFAULT_GENERATORS)
-    with pytest.raises(ConfigError, match="no teacher to ask"):
-        generators_named(["judge"])
+    for name in ("judge", "policy"):
+        with pytest.raises(ConfigError, match=f"'{name}' has nobody to ask"):
+            generators_named([name])
+    (introspection,) = generators_named(["policy"], {"policy": lambda _: "Read the docstring."})
+    (hint,) = find_hints([LOST], {}, generators=[introspection]).hints
+    assert (hint.text, hint.source) == ("Hint: Read the docstring.", "policy")
     with pytest.raises(ConfigError, match="no hint generator 'oracle'"):
         generators_named(["oracle"])
     assert list(BUILTIN_GENERATORS)[:3] == list(DEFAULT_GENERATORS)

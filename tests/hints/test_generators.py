@@ -121,6 +121,12 @@ def test_environment_error_is_the_trimmed_error_lines():
     text = EnvironmentErrorHint().generate(finding("tests_failed", observation=observation), None, None)
     assert text == f"Hint: the result was:\nE   assert 21 == 17\n{failed}"
     assert EnvironmentErrorHint().generate(finding("tests_failed"), None, None) is None
+    issues = (
+        "<tool_use_error>InputValidationError: Read failed due to the following issues:\n"
+        "The required parameter `file_path` is missing\nAn unexpected parameter `path` was provided</tool_use_error>\nTry again."
+    )
+    announced = EnvironmentErrorHint().generate(finding("environment_error", observation=issues), None, None)
+    assert announced == "Hint: the result was:\n" + issues.removesuffix("\nTry again.")
     long = EnvironmentErrorHint().generate(finding("tests_failed", observation="x" * 5000), None, None)
     assert len(long) < 400
 

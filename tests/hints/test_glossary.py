@@ -67,3 +67,35 @@ def test_first_definition_of_a_term_wins_and_long_ones_are_cut():
 def test_mentions_are_whole_words_in_any_case_and_number():
     text = "The Zinds of net\n  weight, never rezinded or zind-like."
     assert mentions(text, ["zind", "net weight", "like", "weigh"]) == ["zind", "net weight"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "* Docs: intersphinx links finally point to Python 3 docs.",
+        "- Documentation: https://click.palletsprojects.com/",
+        "port: 5000",
+        "``get_os_args`` is removed, use ``sys.argv[1:]`` instead.",
+        "**Loaders** are responsible for loading templates from a resource.",
+        "Primarily this means that names are looked up twice.",
+        "| naval | Port of docopt naval example |",
+        "ctx\n    The current command context",
+        "## Option Prompts\n\nOption prompts are integrated into the option interface.",
+    ],
+)
+def test_lines_of_real_documentation_that_define_nothing(line):
+    assert meaning(f"# Usage\n\n{line}\n", path="README.md") == {}
+
+
+def test_lists_define_terms_where_a_file_or_a_heading_promises_it():
+    text = "# Usage\n\nport: the harbour.\n\n# Glossary of the house\n\n- zind: minus.\n\n## Rare ones\n\n- tret: plus.\n"
+    text += "\n# Links\n\n- docs: there.\n"
+    assert meaning(text, path="README.md") == {"zind": "minus", "tret": "plus"}
+    assert meaning("- zind: minus.\n", path="docs/terminology.rst") == {"zind": "minus"}
+    assert meaning("# Glossary\n\n- zind: minus.\n", path="CHANGELOG.md") == {}
+
+
+def test_a_meaning_is_its_whole_sentence():
+    assert meaning("A **plugin** is a namespace that\nholds hooks. It has more.\n", path="README.md") == {
+        "plugin": "a namespace that holds hooks"
+    }

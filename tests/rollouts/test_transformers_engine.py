@@ -22,10 +22,14 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from composer_replication.config import RunConfig
+from composer_replication.rollouts import transformers_engine
 from composer_replication.rollouts.protocol import SampleRequest
 from composer_replication.rollouts.sampling import draw, uniforms
-from composer_replication.rollouts.transformers_engine import TransformersEngine
+from composer_replication.rollouts.transformers_engine import PREFILL_TOKENS, TransformersEngine
 from composer_replication.tokens import byte_level_tokenizer
+from composer_replication.trainer.planning import plan
+from composer_replication.trainer.planning.live_bytes import LiveBytes
 from composer_replication.types.errors import ModelError
 
 VOCAB, NEVER, STOPS = 64, 999, (5, 17, 33, 40)
@@ -95,9 +99,12 @@ def test_greedy_is_generate_token_for_token(kind):
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3-eager", "llama", "gpt2", "mistral-sliding", "lfm2-convolutions"])
 @pytest.mark.parametrize("temperature", [0.7, 0.0])
+@pytest.mark.parametrize("at_once", [PREFILL_TOKENS, 10], ids=["at once", "ahead"])
 @torch.no_grad()
-def test_logprobs_are_those_of_a_full_forward_over_ragged_turns(kind, temperature):
-    """Several turns; sessions come and go between calls, in another order, with different budgets and observation lengths."""
+def test_logprobs_are_those_of_a_full_forward_over_ragged_turns(kind, temperature, at_once, monkeypatch):
+    """Several turns; sessions come and go between calls, in another order, with different budgets and observation lengths. What
+    is new to them is read in one pass, or in several."""
+    monkeypatch.setattr(transformers_engine, "PREFILL_TOKENS", at_once)
     model, g = make(kind), torch.Generator().manual_seed(2)
     engine = engine_of(model, STOPS)
     contexts: dict[str, list[int]] = {}
@@ -205,7 +212,7 @@ def test_errors_name_the_fix():
     assert engine.context_window == 256
     with pytest.raises(ModelError, match="has 256") as error:
         engine.sample([request("a", [1] * 250, tokens=9)], temperature=1.0)
-    assert error.value.fix == "lower budgets.context_tokens"
+    assert error.value.fix == "lower rollout.context_tokens"
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
     for temperature in (1.0, 0.0):
@@ -222,6 +229,52 @@ def test_exhausted_memory_names_what_to_lower(monkeypatch):
     monkeypatch.setattr(engine, "_forward", exhausted)
     with pytest.raises(ModelError, match="while sampling 1 turns at once: no room"):
         engine.sample([request("a", [1, 2])], temperature=1.0)
+
+
+def test_a_session_whose_call_failed_is_not_taken_for_a_new_one(monkeypatch):
+    """Its keys were on their way into the batch: to go on without them would answer another conversation."""
+    engine = engine_of(make("qwen3"))
+    engine.sample([request("a", [1, 2])], temperature=1.0)
+
+    def exhausted(*_args):
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_forward", exhausted)
+        with pytest.raises(ModelError, match="no room"):
+            engine.sample([request("a", [3]), request("b", [1, 2])], temperature=1.0)
+    with pytest.raises(ModelError, match="session 'a' was lost by a call that failed"):
+        engine.sample([request("a", [3])], temperature=1.0)
+    assert engine.sample([request("b", [1, 2])], temperature=1.0), "it had no state yet"
+    engine.close(["a"])
+    assert engine.sample([request("a", [1, 2])], temperature=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cohorts", [1, 2])
+def test_keys_and_values_take_what_the_plan_says(cohorts, monkeypatch):
+    """Eight rows that become as long as they may, read and sampled cohort by cohort."""
+    for module in (transformers_engine, plan):
+        monkeypatch.setattr(module, "PREFILL_TOKENS", 256)
+    layers, rollouts, turn, context = 8, 8, 16, 512
+    shape = SMALL | {"num_hidden_layers": layers, "max_position_embeddings": 4096}
+    engine = engine_of(Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=8)).eval())
+    g = torch.Generator().manual_seed(1)
+    of_a_token = layers * 2 * (2 * 8) * 4
+    with LiveBytes(torch.device("cpu")) as live:
+        for new in (context // 2, context // 2 - 2 * turn):
+            for cohort in range(cohorts):
+                requests = [
+                    request(str(i), torch.randint(1, VOCAB, (new,), generator=g).tolist(), tokens=turn, seed=i)
+                    for i in range(rollouts)[cohort::cohorts]
+                ]
+                engine.sample(requests, temperature=1.0)
+        peak = live.peak
+    rollout = {"context_tokens": context, "turn_tokens": turn, "cohorts": cohorts}
+    config = RunConfig.model_validate({"rollout": rollout, "model": {"path": "made"}, "tasks": {"train": "tasks"}})
+    planned = plan.cache_tokens(config, context, rollouts, layers) * of_a_token
+    reading = 256 * 6 * 48 * 4  # a few tensors as wide as the feed-forward layer
+    assert planned / 1.3 < peak < planned + reading
 
 
 def test_stop_tokens_come_from_config_tokenizer_and_template():

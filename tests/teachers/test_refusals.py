@@ -44,6 +44,8 @@ def test_the_breaker_counts_reasons_that_differ_in_numbers_as_one():
     breaker = Breaker()
     told = [breaker.refused("t", f"HTTP 400: bad field {n}") for n in range(ALIKE)]
     assert [text is not None for text in told] == [False] * (ALIKE - 1) + [True]
+    named = [breaker.refused("w", f"HTTP 400: bad field, request_id req_01{'abcdefgh'[n]}CaB{n}x") for n in range(ALIKE)]
+    assert [text is not None for text in named] == [False] * (ALIKE - 1) + [True]
     for n in range(ALIKE):
         assert breaker.refused("u", "HTTP 400: one" if n % 2 else "HTTP 422: other") is None
     breaker.answered("v")

@@ -270,7 +270,7 @@ class TestPassages:
         tokenizer = tiny_tokenizer()
         corpus = Corpus.read(made, [], tokenizer, 1)
         assert {number for number, _ in corpus.held_out} == {0, 1, 2, 3}
-        assert "20 taken; 4 of those taken are held out" in str(corpus)
+        assert "20 taken; licences: unknown (20); 4 of those taken are held out" in str(corpus)
         learnt = {tuple(passage) for passage in corpus.passages}
         assert not learnt & {tuple(passage) for _, passage in corpus.held_out}
         assert Corpus.read(made, [], tokenizer, 1).digest == corpus.digest

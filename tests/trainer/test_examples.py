@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ RUNS = Path(__file__).parents[2] / "examples" / "training"
 OF = {
     "qwen25_05b.toml": "qwen2",
     "qwen3_4b_lora.toml": "qwen3",
-    "qwen25_7b_full.toml": "qwen2",
+    "qwen25_7b.toml": "qwen2",
     "qwen3_coder_30b_a3b_lora.toml": "qwen3_moe",
 }
-CACHED = {"qwen25_05b.toml": (24, 2, 64), "qwen3_4b_lora.toml": (36, 8, 128)}
+CACHED = {"qwen25_05b.toml": (24, 2, 64), "qwen3_4b_lora.toml": (36, 8, 128), "qwen25_7b.toml": (28, 4, 128)}
 """Layers, heads with keys and values, and their width, where the policy's process samples."""
 
 
@@ -50,13 +51,20 @@ def test_weights_and_caches_leave_a_fifth_of_the_card(name: str) -> None:
     layers, heads, width = CACHED.get(name, (0, 0, 0))
     assert (config.rollout.engine == "transformers") == (layers > 0)
     open_at_once = rollouts_at_once(config, tasks=100, held_out=11)
-    caches = cache_tokens(config, 1 << 30, open_at_once) * 2 * layers * heads * width * 2 / 1e9  # in bfloat16
+    caches = cache_tokens(config, 1 << 30, open_at_once, layers or 1) * 2 * layers * heads * width * 2 / 1e9  # in bfloat16
     assert states + caches < 0.8 * card * 1.074, "a card of 24 GB has 24 GiB"
 
 
-def shrunk(folder: Path, name: str) -> RunConfig:
+def words_of_eight() -> list[str]:
+    """The options in the head of the file for 7B, for all weights on eight GPUs."""
+    lines = [line for line in (RUNS / "qwen25_7b.toml").read_text("utf-8").splitlines() if line.startswith("#   ")]
+    command = " ".join(line.lstrip("# ").rstrip("\\ ") for line in lines)
+    return shlex.split(command.partition("composer train qwen25_7b.toml ")[2])
+
+
+def shrunk(folder: Path, name: str, *words: str) -> RunConfig:
     save_policy(AutoModelForCausalLM.from_config(ARCHITECTURES[OF[name]]), tiny_tokenizer(), folder)
-    return load_config(RUNS / name, ["--model.path", str(folder), "--model.device", "cpu", "--tasks.train", str(folder)])
+    return load_config(RUNS / name, ["--model.path", str(folder), "--model.device", "cpu", "--tasks.train", str(folder), *words])
 
 
 def rollouts(policy: Any, tokenizer: Any, config: RunConfig) -> Batch:
@@ -116,8 +124,8 @@ def _shared(rank: int, config: RunConfig) -> float:
 
 @pytest.mark.slow
 def test_the_sharded_file_takes_the_step_of_one_process_on_two(tmp_path: Path) -> None:
-    (name,) = [name for name in OF if load_config(RUNS / name, ["--tasks.train", str(RUNS)]).substrate.shard]
-    config = shrunk(tmp_path, name)
+    config = shrunk(tmp_path, "qwen25_7b.toml", *words_of_eight())
+    assert config.substrate.shard
     policy, tokenizer = load_policy(config.model)
     alone = Learner(policy, config).update(rollouts(policy, tokenizer, config)).metrics["optimizer/grad_norm"]
     assert on_ranks(tmp_path, _shared, config) == pytest.approx([alone, alone], rel=1e-2), "in bfloat16"

@@ -11,9 +11,16 @@ from teacher_server import Reply, TeacherServer
 from typer.testing import CliRunner
 
 from composer_replication.cli import app
-from composer_replication.trainer.llm_judge import ask_teacher
+from composer_replication.config import load_config
+from composer_replication.loss.forward.models import load_policy
+from composer_replication.observe import RunDir, Terminal
+from composer_replication.rollouts.protocol import SampleRequest
+from composer_replication.rollouts.transformers_engine import TransformersEngine
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.llm_judge import ask_policy, ask_teacher
+from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import to_json
-from composer_replication.types.errors import TeacherError
+from composer_replication.types.errors import ConfigError, TeacherError
 from composer_replication.types.transcript import Trace, TraceTurn
 
 
@@ -75,3 +82,29 @@ def test_explain_says_what_it_asked_and_what_it_cost(tmp_path, cap, code):
     assert ("rule kind: 2 turns not asked, cap $0" in result.stderr) == (cap == 0)
     assert f"{2 * cap} questions were answered; $" in result.stderr
     assert f"of ${cap} at most" in result.stderr
+
+
+def test_the_policy_is_asked_in_a_session_of_its_own(run_file):
+    config = load_config(run_file)
+    policy, tokenizer = load_policy(config.model)
+    engine, renderer = TransformersEngine(policy, tokenizer), ChatRenderer(tokenizer)
+    prompt = renderer.prompt_ids([{"role": "user", "content": "def total(prices):"}])
+    request = SampleRequest(session="rollout", new_ids=prompt, max_new_tokens=6, seed=0)
+    (alone,) = TransformersEngine(policy, tokenizer).sample([request], temperature=1.0)
+    ask = ask_policy(engine, renderer)
+    said = ask("What is wrong with this turn?")
+    assert said
+    assert said == ask("What is wrong with this turn?"), "its most likely answer"
+    assert engine.sample([request], temperature=1.0) == [alone]
+    assert ask("word " * 2000) is None, "the window is full"
+
+
+def test_a_run_lets_its_own_policy_write_hints(run_file, tmp_path):
+    config = load_config(run_file, ["--loss.hint.generators", '["policy"]'])
+    policy, tokenizer = load_policy(config.model)
+    renderer = ChatRenderer(tokenizer)
+    context = RunContext.open(config, RunDir.create(tmp_path / "run"), Terminal(), proven=True)
+    maker = context.signal_maker(config, renderer, 640, engine=TransformersEngine(policy, tokenizer))
+    assert [one.source for one in maker.sources.generators] == ["policy"]
+    with pytest.raises(ConfigError, match="'policy' has nobody to ask"):
+        context.signal_maker(config, renderer, 640)

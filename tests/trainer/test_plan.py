@@ -122,6 +122,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "offload": {"optimizer": {"offload": True}},
     "muon": {"optimizer": {"type": "muon"}},
     "KL": {"loss": {"rlvr": {"kl_beta": 0.01}}},
+    "pairs": {"loss": {"hint": {"weight": 0.0}, "replay": {"variant": "dpo"}}},
+    "pairs at a rate of their own": {"loss": {"replay": {"learning_rate": 1e-6}}},
 }
 
 
@@ -133,7 +135,7 @@ def test_few_blocks_and_short_rows_tell_of_all(name: str) -> None:
         pytest.importorskip("peft")
     config, largest = run(**SETTINGS[name]), PassSize(2, 700)
     planned, measured = plan_update(config, architecture(), largest), measure_update(config, architecture(), 5, largest)
-    for part in ("weights", "gradients", "optimizer", "copies", "passes", "step", "cache", "loading"):
+    for part in ("weights", "gradients", "optimizer", "copies", "passes", "step", "cache", "reading", "casts", "loading"):
         assert getattr(planned, part) == pytest.approx(getattr(measured, part), rel=0.02, abs=2048), part
 
 
@@ -155,7 +157,7 @@ def test_weights_that_are_shared_out_are_planned_by_the_processes_that_share_the
     first, _ = found = on_ranks(tmp_path, _shared_out)
     for planned, measured in found:
         assert planned.loading > 1.5 * planned.weights, "whole weights are loaded before they are shared out"
-        for part in ("weights", "gradients", "optimizer", "copies", "passes", "step", "cache", "loading"):
+        for part in ("weights", "gradients", "optimizer", "copies", "passes", "step", "cache", "reading", "casts", "loading"):
             assert getattr(planned, part) == pytest.approx(getattr(measured, part), rel=0.02, abs=4096), part
         for part in ("weights", "gradients", "optimizer"):
             assert getattr(planned, part) == pytest.approx(getattr(alone, part) / 2, rel=0.02), part
@@ -172,15 +174,16 @@ def test_an_optimizer_for_pairs_is_counted() -> None:
     alone = measure_update(run(), architecture(), 1, PassSize(2, 200))
     both = measure_update(run(loss={"replay": {"learning_rate": 1e-4}}), architecture(), 1, PassSize(2, 200))
     assert both.optimizer == 2 * alone.optimizer > 0
-    assert both.passes == alone.passes + alone.optimizer
-    assert both.step == alone.step + alone.optimizer
-    assert both.copies == alone.copies
+    assert both.passes == pytest.approx(alone.passes + alone.optimizer, rel=0.02), "and the pairs' tokens"
+    assert both.step == pytest.approx(alone.step + alone.optimizer, rel=0.1)
+    assert both.copies - alone.copies < 0.2 * alone.weights
 
 
 def plan(
     *, capacity: int, rows: int = 4, activations: float = 6.0, caches: float = 0.0, server: float = 0.0, loading: float = 2.0
 ) -> Plan:
     parts = {"weights": 1.0, "gradients": 1.0, "optimizer": 2.0, "copies": 1.0, "host": 0.0, "cache": 0.0, "loading": loading}
+    parts |= {"reading": 0.0, "casts": 0.0}
     update = UpdateMemory(
         **{name: size * 2**30 for name, size in parts.items()}, passes=(5.0 + activations) * 2**30, step=2.0**30
     )
@@ -191,6 +194,7 @@ def plan(
         process=0,
         rollouts=64,
         caches=caches * 2**30,
+        reading=0.0,
         server=server * 2**30,
         capacity=capacity * 2**30,
     )

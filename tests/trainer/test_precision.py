@@ -18,7 +18,7 @@ from composer_replication.config import ModelConfig, RunConfig, load_config
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import build_batch
 from composer_replication.loss.batch_keys import Batch
-from composer_replication.loss.forward import compute_dtype, evaluating, sequence_logprobs
+from composer_replication.loss.forward import compute_dtype, evaluating, models, sequence_logprobs
 from composer_replication.loss.forward.adapters import policy_weights
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from composer_replication.loss.forward.models import load_architecture, load_policy, load_to_sample, save_policy
@@ -274,3 +274,16 @@ def test_what_is_sampled_has_the_log_probs_that_the_trainer_finds(run_file: Path
             found = sequence_logprobs(model, ids, None, wanted)[0, len(prompt) :]
         apart += (found - torch.tensor(sample.logprobs)).abs().tolist()
     assert sum(apart) / len(apart) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "on"), [("auto", "cpu", False), ("auto", "cuda", True), ("true", "cpu", True), ("false", "cuda", False)]
+)
+def test_checkpointing_is_on_by_default_on_a_gpu(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, asked: str, device: str, on: bool
+) -> None:
+    monkeypatch.setattr(models, "resolve_device", lambda _: torch.device(device))
+    config = load_config(run_file, ["--optimizer.gradient_checkpointing", asked])
+    assert models.resolve_checkpointing(config) is on
+    cannot = torch.nn.Linear(2, 2)
+    assert models.resolve_checkpointing(config, cannot) is (on and asked == "true"), "auto leaves alone what has no checkpoints"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from in_process import composer_here
 from teacher_server import Reply, TeacherServer
 from transformers import GPT2Config, GPT2LMHeadModel
 from world import World, finish, name_teachers
@@ -26,9 +28,22 @@ from composer_replication.quickstart.language import project_path
 from composer_replication.quickstart.policy import tiny_tokenizer
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.teachers import TeacherAnswer
+from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.pairs.held import pairs_of_step, turns_to_hold
 from composer_replication.trainer.pairs.replay import verify_pair
-from composer_replication.types import GradeReport, Message, Pair, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
+from composer_replication.types import (
+    GradeReport,
+    Message,
+    Pair,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Unscored,
+    to_json,
+)
 from composer_replication.types.errors import SandboxError
 
 OLD, WRONG = "raise NotImplementedError", "return -12345"
@@ -271,3 +286,33 @@ def test_what_teachers_cost_is_in_note_metrics_terminal_and_report(run_file: Pat
     assert f"  ${3 * one:.2f}" in next(line for line in output.splitlines() if line.startswith("main 1/1"))
     (cost,) = [family for family in families(run.read_metrics(), run.arms()) if family["title"] == "Cost"]
     assert {p["title"]: p["unit"] for p in cost["panels"] if "usd" in p["title"]} == dict.fromkeys(spent, "US dollars")
+
+
+def test_extract_carries_edits_out_where_the_student_stood(env: CodingEnv, task: Task, world: World, tmp_path: Path) -> None:
+    """Two edits that leave the same file, written differently, against one that fails the tests: no text tells."""
+    student = recorded(env, SEARCH, edit(task, WRONG))
+    state = states_from_trajectories([student])[1]
+    assert state["task_id"] == task.spec.task_id
+    right = edit(task, solution(task)), edit(task, f"    {solution(task)}", old=f"    {OLD}")
+    answers = [
+        TeacherAnswer(
+            question_id=state["state_id"],
+            teacher=name,
+            family=name,
+            tool_calls=(ToolCall(call_id="1", name="edit_file", arguments=one["tool_calls"][0]["function"]["arguments"]),),
+        )
+        for name, one in zip("ab", right, strict=True)
+    ]
+    (tmp_path / "states.jsonl").write_text(json.dumps(to_json(state)) + "\n")
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(to_json(answer)) + "\n" for answer in answers))
+    words = ["pairs", "extract", tmp_path / "states.jsonl", tmp_path / "answers.jsonl", "--out", tmp_path / "pairs.jsonl"]
+    alone = composer_here(*words)
+    assert alone.returncode == 9, alone.stdout
+    found = composer_here(*words, "--tasks", world.tasks)
+    assert found.returncode == 0, found.stdout + found.stderr
+    (pair,) = map(json.loads, (tmp_path / "pairs.jsonl").read_text().splitlines())
+    assert solution(task) in pair["chosen"]
+    assert WRONG in pair["rejected"]
+    elsewhere = composer_here(*words, "--tasks", world.held_out)
+    assert elsewhere.returncode == 9
+    assert "1 of 1 states are of no task in" in elsewhere.stderr

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomli_w
@@ -93,7 +94,7 @@ def test_the_policy_learns_its_tasks_solutions_and_rl_starts_from_it(run_file: P
 @pytest.mark.slow
 def test_killed_and_resumed_it_ends_as_if_nothing_had_happened(run_file: Path) -> None:
     with_budgets(run_file)
-    words = ["sft", str(run_file), *SFT, "--sft.samples", "2"]
+    words = ["sft", str(run_file), *SFT, "--sft.samples", "2", "--sft.reattempts", "true"]
     finish(*words, "--name", "whole", cwd=run_file.parent)
     process = composer(*words, "--name", "cut", cwd=run_file.parent)
     run = run_file.parent / "runs" / "cut" / "sft"
@@ -138,6 +139,8 @@ def test_the_stage_is_a_run_with_one_loss(run_file: Path) -> None:
 def test_nothing_to_learn_from_is_refused(run_file: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to learn from"):
         of(run_file, "--sft.oracle", "false")
+    with pytest.raises(ConfigError, match="there is no attempt to repeat"):
+        of(run_file, "--sft.reattempts", "true")
     with pytest.raises(ConfigError, match=r"sft\.traces: no such file"):
         of(run_file, "--sft.traces", '["nowhere.jsonl"]')
     with pytest.raises(ConfigError, match=r"sft\.steps is the same for all arms"):
@@ -162,7 +165,7 @@ def sources(config: RunConfig, world: World, **changed: object) -> Demonstration
         "sft": config.sft,
         "renderer": ChatRenderer(tokenizer),
         "tasks": load_tasks(world.tasks),
-        "held_out": {task.spec.task_id for task in load_tasks(world.held_out)},
+        "held_out": load_tasks(world.held_out),
         "budgets": Budgets(),
     }
     return DemonstrationSources(**{**known, **changed})
@@ -184,39 +187,49 @@ def test_sources_are_counted_and_what_does_not_teach_is_left_out(
     traces = tmp_path / "traces.jsonl"
     rows = [first, second, fourth, foreign, *(replace(one, trajectory_id=why) for why, one in others.items())]
     traces.write_text("".join(json.dumps(to_json(replace(one, trajectory_id=str(n)))) + "\n" for n, one in enumerate(rows)))
-    config = of(run_file, "--sft.traces", f'["{traces}"]', "--sft.oracle", "false", "--sft.samples", "2")
+    words = ["--sft.oracle", "false", "--sft.samples", "2", "--sft.reattempts", "true"]
+    config = of(run_file, "--sft.traces", f'["{traces}"]', *words)
     asked: list[tuple[int, int, str]] = []
 
     async def roll_out(siblings: int, engine: Engine | None, what: str, tasks: Sequence[AnyTask]) -> list[Group]:
         assert engine is None
         asked.append((len(tasks), siblings, what))
-        broken = replace(first, reward=Unscored("out of time"), prompt_ids=(), turns=())
-        tried = (replace(first, reward=0.0), broken, fourth)
-        return [Group(group_id=f"-3/{one.task_id}", task_id=one.task_id, trajectories=(one,)) for one in tried]
+        broken = replace(first, trajectory_id="broken", reward=Unscored("out of time"), prompt_ids=(), turns=())
+        tried = (replace(first, reward=0.0), broken), (fourth,)
+        return [Group(group_id=f"-3/{each[0].task_id}", task_id=each[0].task_id, trajectories=each) for each in tried]
+
+    async def try_again(groups: Sequence[Group]) -> list[Group]:
+        asked.append((len(groups), 1, "hinted"))
+        failed = groups[0].trajectories[0]
+        good = replace(failed, reward=1.0, trajectory_id=f"{failed.trajectory_id}/again", turns=(failed.turns[0], *third.turns))
+        return [Group(group_id="again", task_id=failed.task_id, trajectories=(good,))]
 
     from_all = sources(config, world)
     from_all.check()
-    found = asyncio.run(from_all.gather(roll_out, tmp_path / "kept"))
-    assert asked == [(4, 2, "samples")]
+    found = asyncio.run(from_all.gather(roll_out, try_again, tmp_path / "kept"))
+    assert asked == [(4, 2, "samples"), (2, 1, "hinted")]
     assert found.counts == {
         "samples: failed": 1,
         "samples: not graded": 1,
         "samples": 1,
+        "hinted re-attempts": 1,
         "traces.jsonl": 3,
         "traces.jsonl, of unknown outcome": 1,
         **{f"traces.jsonl: {why}": 1 for why in others},
     }
-    assert len(found.sampled) == 3
-    trajectories = found.trajectories
-    assert len({one.trajectory_id for one in trajectories}) == len(trajectories) == 5
+    assert len(found.sampled) == 4
+    assert found.sampled[-1].turns == third.turns, "its first turn is that of the failed sample, which counts already"
+    trajectories = [one for one in found.trajectories if one.turns[1:] != third.turns]
+    assert len({one.trajectory_id for one in found.trajectories}) == len(found.trajectories) == 6
+    assert len(trajectories) == 5
     assert held not in {one.task_id for one in trajectories}
     renderer = from_all.renderer
     rendered = trajectories[1]  # its ids were another tokenizer's: they are written again by the policy's template
     assert rendered.prompt_ids == renderer.prompt_ids(rendered.messages, rendered.tools)
     assert renderer.decode(rendered.turns[-1].action_ids) == renderer.decode(trajectories[0].turns[-1].action_ids)
-    again = asyncio.run(from_all.gather(roll_out, tmp_path / "kept"))
+    again = asyncio.run(from_all.gather(roll_out, try_again, tmp_path / "kept"))
     assert again == found
-    assert len(asked) == 1  # nothing is rolled out twice
+    assert len(asked) == 2  # nothing is rolled out twice
 
 
 @pytest.mark.parametrize("budget", ["context_tokens", "trajectory_tokens", "turn_tokens", "max_turns"])
@@ -233,7 +246,29 @@ def test_what_the_policy_could_not_do_in_its_budgets_is_left_out(
         raise AssertionError("nothing is to be rolled out")
 
     with pytest.raises(ConfigError, match=rf"no demonstration to learn from \(4 traces\.jsonl: beyond rollout\.{budget}\)"):
-        asyncio.run(few.gather(roll_out, tmp_path / "kept"))
+        asyncio.run(few.gather(roll_out, roll_out, tmp_path / "kept"))
+
+
+LONG = """
+def total(prices, rates, rounding):
+    known = {name: price * (1 + rates.get(name, 0)) for name, price in prices.items() if price is not None}
+    largest = max(known, key=lambda name: (known[name], name), default=None)
+    return largest, rounding(sum(value for name, value in sorted(known.items()) if name != largest))
+"""
+
+
+def test_what_writes_the_code_of_a_held_out_task_is_no_demonstration(
+    world: World, run_file: Path, oracles: list[Trajectory]
+) -> None:
+    """Whatever task it says that it is of. Rollouts of this run may have read that code: their tasks' trees hold it."""
+    held = SimpleNamespace(spec=SimpleNamespace(task_id="held"), deleted_code=lambda: (LONG,))
+    known = sources(of(run_file), world, held_out=[held])
+    ids = tuple(known.renderer.tokenizer(LONG.replace("    ", "\t"), add_special_tokens=False)["input_ids"])
+    (first, *rest) = oracles[0].turns
+    copied = replace(oracles[0], turns=(replace(first, action_ids=ids, logprobs=(0.0,) * len(ids)), *rest))
+    assert known._unfit(copied, 10, graded_elsewhere=True) == "writes what a held-out task deletes"
+    assert known._unfit(copied, 10, graded_elsewhere=False) == ""
+    assert known._unfit(replace(copied, task_id="held"), 10, graded_elsewhere=False) == "of a held-out task"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`composer train` under torchrun: two processes train what one trains, and go on after they were killed."""
+"""`composer train` under torchrun and accelerate's launcher: two processes train what one trains, and go on after a kill."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,18 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from wire_servers import Backend, WireServer
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+ACCELERATE = [
+    *(sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"),
+    *("--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no", "--no_python"),
+]
+"""`--multi_gpu` is how it starts several processes on one machine; what they compute on is the run file's choice."""
 ADAPTERS = ["--model.lora.rank", "4"]
 CHANNELS = ["--loss.replay.weight", "0", "--loss.hint.weight", "0.5", "--seed", "1"]
 
 
-def launched(*words: str, cwd: Path) -> subprocess.Popen[str]:
+def launched(*words: str, cwd: Path, launcher: Sequence[str] = TORCHRUN) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [*TORCHRUN, *COMPOSER, *words]
+    command = [*launcher, *COMPOSER, *words]
     return subprocess.Popen(
         command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -45,8 +51,8 @@ def children(pid: int) -> list[int]:
     return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
 
 
-def both(*words: str, cwd: Path) -> str:
-    process = launched(*words, cwd=cwd)
+def both(*words: str, cwd: Path, launcher: Sequence[str] = TORCHRUN) -> str:
+    process = launched(*words, cwd=cwd, launcher=launcher)
     output, _ = process.communicate()
     assert process.returncode == 0, output
     return output
@@ -59,11 +65,15 @@ def weights(run: RunDir) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [[], [*ADAPTERS, "--model.precision", "mixed"]], ids=["whole", "adapters"])
-def test_two_processes_take_the_step_of_one(run_file: Path, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "launcher"),
+    [([], TORCHRUN), ([*ADAPTERS, "--model.precision", "mixed"], TORCHRUN), ([], ACCELERATE)],
+    ids=["whole", "adapters", "by accelerate"],
+)
+def test_two_processes_take_the_step_of_one(run_file: Path, words: list[str], launcher: list[str]) -> None:
     words = [*words, *CHANNELS, "--steps", "2", "--optimizer.micro_batch_tokens", "640"]
     finish("train", str(run_file), *words, "--name", "one", cwd=run_file.parent)
-    said = both("train", str(run_file), *words, "--name", "two", cwd=run_file.parent)
+    said = both("train", str(run_file), *words, "--name", "two", cwd=run_file.parent, launcher=launcher)
     assert said.count("2 processes share each update") == 1
     one, two = (RunDir(run_file.parent / "runs" / name) for name in ("one", "two"))
     first = [{m.step: m.values for m in run.read_metrics()}[1] for run in (one, two)]

@@ -13,12 +13,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from composer_replication.config import RunConfig, load_config
 from composer_replication.loss import compose_loss, sequence_logprobs
-from composer_replication.loss.batch import collate
+from composer_replication.loss.batch import build_batch, collate
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.loss.metrics import merge_updates
 from composer_replication.loss.micro_batches import mini_batches
 from composer_replication.trainer.balance import ChosenAlarm, imbalance
+from composer_replication.trainer.learning.channel_gradients import compared_coordinates
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.types import StopReason, Trajectory, Turn
 from composer_replication.types.errors import ConfigError, ModelError
@@ -183,7 +184,14 @@ def test_a_batch_that_teaches_nothing_is_one_step_on_any_number_of_processes(run
 
 def test_a_loss_is_the_mean_over_updates_with_and_without_its_channel() -> None:
     updates = [{"hint/loss": 4.0, "hint/tokens": 8.0, "hint/jsd/mean": 0.5, "loss/total": 4.0}, {"loss/total": 0.0}] * 2
-    assert merge_updates(updates) == {"hint/loss": 2.0, "hint/tokens": 16.0, "hint/jsd/mean": 0.5, "loss/total": 2.0}
+    alike = merge_updates(updates, ["rows"] * 4)
+    assert alike == {"hint/loss": 2.0, "hint/tokens": 16.0, "hint/jsd/mean": 0.5, "loss/total": 2.0}
+
+
+def test_losses_of_rows_and_of_pairs_with_steps_of_their_own_add_up() -> None:
+    row, pairs = {"rlvr/loss": 3.0, "loss/total": 3.0}, {"replay/loss": 5.0, "loss/total": 5.0}
+    merged = merge_updates([row, row, pairs], ["rows", "rows", "pairs"])
+    assert merged == {"rlvr/loss": 3.0, "replay/loss": 5.0, "loss/total": 8.0}
 
 
 def test_several_updates_are_refused_where_rounds_count_optimizer_steps(run_file: Path) -> None:
@@ -215,9 +223,19 @@ def test_the_entropy_bonus_follows_its_target_and_is_resumed(run_file: Path) -> 
 def test_chosen_answers_that_fall_twice_in_a_row_are_told_of_once():
     alarm = ChosenAlarm()
     distances = [-0.6, 0.1, -0.6, None, -0.7, -0.9, -1.0]
-    told = [alarm.follow({} if one is None else {"replay/chosen/distance/mean": one}) for one in distances]
+    told = [alarm.follow({} if one is None else pairs_of_step(one)) for one in distances]
     assert [text is not None for text in told] == [False, False, False, False, True, False, False]
     assert "0.7 nats less likely than at the start" in str(told[4])
+
+
+def pairs_of_step(distance: float, pairs: float = 16.0) -> dict[str, float]:
+    return {"replay/chosen/distance/mean": distance, "replay/pairs": pairs}
+
+
+def test_few_pairs_are_no_reason_for_an_alarm() -> None:
+    alarm = ChosenAlarm()
+    assert [alarm.follow(pairs_of_step(-2.0, pairs=1.0)) for _ in range(16)] == [None] * 16
+    assert alarm.follow(pairs_of_step(-2.0, pairs=1.0)) is not None
 
 
 def test_a_channel_that_drowns_another_is_named() -> None:
@@ -228,6 +246,7 @@ def test_a_channel_that_drowns_another_is_named() -> None:
         "the hint channel pulls 90 times as hard on the policy as rlvr; lower loss.hint.weight if that is not intended"
     )
     assert "; raise loss.hint.weight if" in str(imbalance({"replay/pull": 9.0, "hint/pull": 0.1}))
+    assert imbalance({"rlvr/pull": 0.1, "replay/pull": 9.0}, ["rlvr", "hint"]) is None, "steps of its own"
 
 
 def test_pulls_are_those_of_the_channels_alone(run_file: Path) -> None:
@@ -247,3 +266,73 @@ def test_pulls_are_those_of_the_channels_alone(run_file: Path) -> None:
     (-torch.minimum(ratio * advantage, clipped * advantage).sum() / inputs["rlvr_denominator"]).backward()
     model.zero_grad()
     assert trained.update(inputs).metrics["rlvr/pull"] == pytest.approx(float(caught[0].norm()), rel=1e-4)
+
+
+ALL_ON = ["--loss.hint.weight", "0.7", "--loss.replay.weight", "0.4", "--loss.replay.variant", "dpo"]
+
+
+@pytest.mark.parametrize("words", [[], ["--optimizer.mini_batches", "2"], ["--loss.replay.learning_rate", "1e-3"]])
+def test_gradients_of_channels_are_those_of_the_weights(run_file: Path, words: list[str]) -> None:
+    """By a backward pass for each channel of a loss made here, on the whole batch, whatever updates are taken on it."""
+    config = load_config(run_file, [*ALL_ON, *words])
+    inputs = three_channels(config)
+    trained = learner(config)
+    weights = [p for p in trained.policy.parameters() if p.requires_grad]
+    loss = compose_loss(trained.model, inputs, config.loss, self_teacher=trained.self_teacher)
+    channels = {"rlvr": 1.0 * loss.rlvr, "hint": 0.7 * loss.sdpo_jsd, "replay": 0.4 * loss.trace_replay_dpo}
+    found = {
+        name: torch.cat([g.flatten() for g in torch.autograd.grad(value, weights, retain_graph=True, materialize_grads=True)])
+        for name, value in channels.items()
+    }
+    metrics = trained.update(inputs).metrics
+    for name, gradient in found.items():
+        assert metrics[f"{name}/gradient/norm"] == pytest.approx(float(gradient.norm()), rel=1e-4)
+    for name in ("hint", "replay"):
+        cosine = torch.nn.functional.cosine_similarity(found[name], found["rlvr"], dim=0)
+        assert metrics[f"{name}/gradient/cosine"] == pytest.approx(float(cosine), rel=1e-3, abs=1e-5)
+    assert not [name for name in trained.update(inputs).metrics if "/gradient/" in name], "the next ones are due in step 21"
+
+
+def three_channels(config: RunConfig) -> Batch:
+    policy, tokenizer = load_policy(config.model)
+    sizes = {"rlvr_denominator": 9.0, "hint_denominator": 1.0, "replay_denominator": 2.0}
+    return build_batch(tokenizer, model=policy) | {name: torch.tensor(size) for name, size in sizes.items()}
+
+
+def test_measuring_gradients_changes_no_step(run_file: Path) -> None:
+    configs = [load_config(run_file, [*ALL_ON, "--optimizer.channel_gradients_every", every]) for every in ("1", "0")]
+    inputs = three_channels(configs[0])
+    measured, plain = (learn(0, config, inputs, 2) for config in configs)
+    assert all(torch.equal(a, b) for a, b in zip(measured["weights"].values(), plain["weights"].values(), strict=True))
+    names = [*(f"{channel}/gradient/cosine" for channel in ("hint", "replay")), "hint/gradient/norm", "replay/gradient/norm"]
+    for one, other in zip(measured["metrics"], plain["metrics"], strict=True):
+        assert sorted(one.keys() - other.keys()) == sorted([*names, "rlvr/gradient/norm"])
+
+
+def test_one_channel_alone_has_the_gradient_of_the_loss(run_file: Path) -> None:
+    """`optimizer/grad_norm` says it already."""
+    config = load_config(run_file, [*RLVR_ALONE, "--optimizer.channel_gradients_every", "1"])
+    assert not [name for name in learner(config).update(batch([1.0, -0.7])).metrics if "/gradient/" in name]
+
+
+def test_few_coordinates_estimate_the_whole_gradient() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(96, 4096), torch.nn.Linear(4096, 64))
+    model[0].weight.grad = torch.randn_like(model[0].weight)  # a layer that is not reached has none
+    exact, few = compared_coordinates(model), compared_coordinates(model, most=2**15)
+    assert exact.numel() == sum(p.numel() for p in model.parameters())
+    assert few.numel() <= 2**15 + 4
+    assert float(few.norm()) == pytest.approx(float(exact.norm()), rel=0.02)
+
+
+def test_processes_that_share_weights_out_measure_the_gradients_of_one(run_file: Path, tmp_path: Path) -> None:
+    config = load_config(run_file, ALL_ON)
+    inputs = three_channels(config)
+    alone = learn(0, config, inputs, 1)["metrics"][0]
+    names = [name for name in alone if "/gradient/" in name]
+    assert len(names) == 5
+    for sharded in (False, True):
+        folder = tmp_path / str(sharded)
+        folder.mkdir()
+        for found in on_ranks(folder, learn, config, inputs, 1, sharded):
+            assert [found["metrics"][0][name] for name in names] == pytest.approx([alone[name] for name in names], rel=1e-3)

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,7 +25,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from composer_replication.config import ModelConfig
+from composer_replication.config import ModelConfig, RunConfig
 from composer_replication.config.model import Precision
 from composer_replication.loss.forward.adapters import (
     ADAPTER_FILE,
@@ -36,7 +37,7 @@ from composer_replication.loss.forward.adapters import (
     save_adapters,
     with_adapters,
 )
-from composer_replication.loss.forward.modes import compile_blocks, set_compute_dtype
+from composer_replication.loss.forward.modes import compile_blocks, set_compute_dtype, unwrapped
 from composer_replication.loss.forward.router_replay import enable_router_replay
 from composer_replication.loss.forward.routers import set_router_balance
 from composer_replication.types.errors import ConfigError, ModelError
@@ -83,6 +84,13 @@ def resolve_precision(config: ModelConfig) -> Precision:
     if config.precision != "auto":
         return config.precision
     return "float32" if resolve_device(config.device).type == "cpu" else "mixed"
+
+
+def resolve_checkpointing(config: RunConfig, model: nn.Module | None = None) -> bool:
+    """Return what `optimizer.gradient_checkpointing = auto` means on the run's device, for `model` or for one that can
+    checkpoint. Raises ModelError as `resolve_device`."""
+    can = model is None or bool(getattr(unwrapped(model), "supports_gradient_checkpointing", False))
+    return config.optimizer.checkpoints(on_gpu=can and resolve_device(config.model.device).type == "cuda")
 
 
 def weights_dtype(config: ModelConfig) -> torch.dtype:

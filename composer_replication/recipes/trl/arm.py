@@ -71,7 +71,7 @@ class TrlArm:
         self.meter = context.meter()
         self.journal = context.journal(config, arm, self.meter)
         self.collector = RolloutCollector(context, config, self.engine, self.renderer, self.journal)
-        self.signals = context.signal_maker(config, self.renderer, self.engine.context_window)
+        self.signals = context.signal_maker(config, self.renderer, self.engine.context_window, engine=self.engine)
         self.pairs: list[Pair] = []
         self.step = _Step()
         self.resumed: Path | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.config import RunConfig
 from composer_replication.policy_gradient import thresholds
-from composer_replication.recipes.limits import precision_of, refuse
+from composer_replication.recipes.limits import on_cpu, precision_of, refuse
 from composer_replication.types.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def grpo_options(config: RunConfig, folder: Path) -> dict[str, Any]:
         "off_policy_mask_threshold": rlvr.off_policy_threshold,
         "learning_rate": optimizer.learning_rate,
         "max_grad_norm": optimizer.max_grad_norm,
-        "activation_checkpointing": optimizer.gradient_checkpointing,
+        "activation_checkpointing": optimizer.checkpoints(on_gpu=not on_cpu(config)),
         "disable_dropout": True,  # with it the policy that learns would be another than the one that sampled
         "bf16": precision_of(config) != "float32",
         "shuffle_dataset": False,

@@ -131,7 +131,7 @@ def command_line(config: RunConfig, files: Files, *, cpu: bool) -> list[str]:
 
 def settings(config: RunConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
     """Return verl's settings by dotted name, as hydra takes them."""
-    rollout, optimizer = config.rollout, config.optimizer
+    rollout = config.rollout
     rows = rollout.groups * rollout.group_size // _ranks(config)
     micro = config.trajectories_per_pass(rows)
     validates = files.held_out is not None
@@ -147,7 +147,7 @@ def settings(config: RunConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "algorithm.adv_estimator": "composer",
         "actor_rollout_ref.model.path": config.model.path,
         "actor_rollout_ref.model.use_remove_padding": False,
-        "actor_rollout_ref.model.enable_gradient_checkpointing": optimizer.gradient_checkpointing,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": config.optimizer.checkpoints(on_gpu=not cpu),
         "actor_rollout_ref.rollout.n": rollout.group_size,
         "actor_rollout_ref.rollout.temperature": rollout.temperature,
         "actor_rollout_ref.rollout.agent.default_agent_loop": "composer",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from composer_replication.config import RunConfig, to_toml
 from composer_replication.loss.forward.model_checkpoint import CARD
 from composer_replication.observe.alarms import run_alarms
 from composer_replication.observe.run_dir import MetricsLine, RunDir
 from composer_replication.observe.verdict import run_verdicts
+from composer_replication.trainer.journal import DATA, WARNING
 from composer_replication.types.errors import StorageError
 
 FORGEABLE = (
@@ -57,9 +59,9 @@ def _lines(run_dir: RunDir, config: RunConfig, arm: str | None) -> Iterator[str]
     yield from ("tags: [composer-replication, reinforcement-learning]", "---", "")
     yield f"# {config.name}" + (f", arm {arm}" if arm is not None else "")
     yield ""
-    yield f"Trained from `{model}` on {_tasks(config)} with seed {config.seed}. `loop.json` says after which step."
+    yield f"Trained from `{model}` on {_subject(config)} with seed {config.seed}. `loop.json` says after which step."
     yield from _warnings(config)
-    yield from ("", "## Data", "", *_data(config))
+    yield from ("", "## Data", "", *_data(run_dir, config, arm))
     if arm is not None:
         yield from ("", "## Results", "", *_results(run_dir, arm))
         yield from ("", "## Alarms", "", *_alarms(run_dir, arm))
@@ -74,15 +76,32 @@ def _warnings(config: RunConfig) -> Sequence[str]:
     return ["", f"**{FORGEABLE}**"] if config.tasks.forgeable else []
 
 
-def _data(config: RunConfig) -> Iterator[str]:
+def _subject(config: RunConfig) -> str:
+    return f"text of {_sources(config)}" if _of_text(config) else _tasks(config)
+
+
+def _of_text(config: RunConfig) -> bool:
+    """Return whether this is the run of the stage `pretrain`."""
+    return config.name == "pretrain" and config.pretrain.enabled
+
+
+def _sources(config: RunConfig) -> str:
+    return ", ".join(f"`{source}`" for source in config.pretrain.sources)
+
+
+def _data(run_dir: RunDir, config: RunConfig, arm: str | None) -> Iterator[str]:
     """Yield one line for each kind of data that the weights depend on."""
-    yield f"- Trained on {_tasks(config)}."
+    yield f"- Trained on {_subject(config)}."
+    for text in dict.fromkeys(event["message"] for event in _events(run_dir, arm, DATA)):
+        yield f"- {text}"
+    if _of_text(config):
+        return
     if config.tasks.held_out is not None:
         yield f"- Measured on the tasks of `{config.tasks.held_out}`, which no stage learns from."
     elif config.tasks.held_out_share > 0:
         yield f"- Measured on {config.tasks.held_out_share:.0%} of these tasks, which no stage learns from."
     if config.pretrain.enabled:
-        yield f"- Pre-trained on {', '.join(f'`{source}`' for source in config.pretrain.sources)}."
+        yield f"- Pre-trained on {_sources(config)}."
     if config.sft.enabled:
         yield "- Fine-tuned on demonstrations, as the section `[sft]` of the settings says."
     if config.loss.replay.weight > 0 and config.loss.replay.pairs is not None:
@@ -118,3 +137,9 @@ def _thinned(rows: Sequence[MetricsLine]) -> Sequence[MetricsLine]:
 def _alarms(run_dir: RunDir, arm: str) -> Iterator[str]:
     found = [alarms.sentence() for alarms in run_alarms(run_dir) if alarms.arm == arm]
     yield from found or ["No rollout has raised an alarm."]
+    for step, text in dict.fromkeys((event["step"], event["message"]) for event in _events(run_dir, arm, WARNING)):
+        yield f"- Step {step}: {text}."
+
+
+def _events(run_dir: RunDir, arm: str | None, kind: str) -> Iterator[dict[str, Any]]:
+    return (event for event in run_dir.read_events() if event["kind"] == kind and event["arm"] == arm)

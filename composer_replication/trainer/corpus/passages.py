@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -129,6 +130,8 @@ class Corpus:
     """The places of the passages of each step."""
     counts: Mapping[str, int]
     """How many documents were taken, and how many were left out and why."""
+    licences: Mapping[str, int]
+    """How many of those taken are under each licence."""
     digest: str
     """A digest of all passages."""
 
@@ -161,7 +164,15 @@ class Corpus:
             digest.update(len(passage).to_bytes(8, "little") + passage.tobytes())
         lengths = [len(passage) for passage in passages]
         steps = steps_of(lengths, steps=config.steps, tokens=config.batch_tokens, seed=seed)
-        return cls(passages=passages, held_out=held_out, steps=steps, counts=counts, digest=digest.hexdigest())
+        licences = Counter(one.licence for one in documents)
+        return cls(
+            passages=passages,
+            held_out=held_out,
+            steps=steps,
+            counts=counts,
+            licences=licences,
+            digest=digest.hexdigest(),
+        )
 
     def __str__(self) -> str:
         """Format what was read: documents, tokens, and passes over them."""
@@ -169,8 +180,10 @@ class Corpus:
         learnt = sum(len(self.passages[place]) for step in self.steps for place in step)
         documents = ", ".join(f"{count} {what}" for what, count in self.counts.items())
         apart = len({number for number, _ in self.held_out})
+        licences = ", ".join(f"{licence} ({count})" for licence, count in sorted(self.licences.items(), key=lambda one: -one[1]))
         return (
-            f"documents: {documents}; {apart} of those taken are held out; {len(self.passages)} passages of {tokens} tokens; "
+            f"documents: {documents}; licences: {licences}; {apart} of those taken are held out; "
+            f"{len(self.passages)} passages of {tokens} tokens; "
             f"{len(self.steps)} steps are {learnt / tokens:.1f} passes over them"
         )
 

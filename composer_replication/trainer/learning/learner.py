@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,10 @@ from composer_replication.loss.forward import (
 )
 from composer_replication.loss.forward.adapters import load_policy_weights
 from composer_replication.loss.forward.model_checkpoint import Snapshot, load_checkpoint
+from composer_replication.loss.forward.models import resolve_checkpointing
 from composer_replication.loss.metrics import merge_metrics, merge_updates
 from composer_replication.loss.micro_batches import mini_batches, pairs_apart, split, tokens_of, without_idle_rows
+from composer_replication.trainer.learning.channel_gradients import channel_gradients, channels_in
 from composer_replication.trainer.learning.controls import Controls
 from composer_replication.trainer.learning.followers import TIMEOUT, Followers, on_all_ranks, on_all_ranks_if_sharded
 from composer_replication.trainer.learning.gradient import clip_gradient
@@ -60,7 +62,7 @@ from composer_replication.trainer.learning.scores import (
     teacher_sums,
 )
 from composer_replication.trainer.learning.sharding import load_whole_weights, shard, whole
-from composer_replication.trainer.learning.utilisation import attainable, operations_per_token
+from composer_replication.trainer.learning.utilisation import utilisation
 from composer_replication.types import Pair, Trajectory
 from composer_replication.types.errors import ModelError
 
@@ -79,7 +81,7 @@ class Learner:
         self.config = config
         self.pair_logprobs = pair_logprobs or LogprobCache()
         """The reference's, of every answer of a preference pair."""
-        if config.optimizer.gradient_checkpointing:
+        if resolve_checkpointing(config, model):
             enable_checkpointing(model, **checkpointing_options(model))
         self.accelerator = Accelerator(
             cpu=next(model.parameters()).device.type == "cpu",
@@ -147,19 +149,16 @@ class Learner:
         forget_peak(self.accelerator.device)
         loss = self.controls.options(self.config.loss)
         update_mode(self.model)
-        parallel = {"rank": self.accelerator.process_index, "ranks": self.accelerator.num_processes}
-        budget = self.config.optimizer.micro_batch_tokens
-        shares = why_no_tree(self.model) is None
         taught = without_idle_rows(batch, loss.rlvr)
         taught |= {"router_share": torch.ones(())} if router_balance(self.model) > 0 else {}
-        if loss.replay.variant == "kto" and loss.replay.weight > 0 and "dpo_weights" in taught:
-            taught["dpo_divergence"] = kto_divergence(self.policy, taught, budget, self.accelerator.device)
-        minis = self._minis(taught)
-        with saying_what_to_lower(f"learning in step {self.version + 1}", self.config.optimizer):
-            parts = [
-                ([self._inputs(part) for part in split(mini, budget, shared_prefixes=shares, **parallel)], scheduled)
-                for mini, scheduled in minis
-            ]
+        with saying_what_to_lower(f"learning in step {self.version + 1}", self.config):
+            if loss.replay.variant == "kto" and loss.replay.weight > 0 and "dpo_weights" in taught:
+                budget = self.config.optimizer.micro_batch_tokens
+                taught["dpo_divergence"] = kto_divergence(self.policy, taught, budget, self.accelerator.device)
+            measured = time.monotonic()
+            gradients = self._channel_gradients(taught, loss)
+            began += time.monotonic() - measured  # what is measured on the way is no part of the update
+            parts = [(self._cut(mini), scheduled) for mini, scheduled in self._minis(taught)]
             updates = [self._optimizer_step(*some, loss) for _ in range(self.config.optimizer.epochs) for some in parts]
         self.optimizer.zero_grad()  # a server may need the memory until the next update
         learning_rate = self.scheduled.rate
@@ -167,7 +166,8 @@ class Learner:
         self.version += 1
         if self.of_pairs is not None:
             self.of_pairs.skip_to(self.version)  # there may have been no pairs to step on
-        metrics = merge_updates([update.metrics for update in updates])
+        kinds = [scheduled for _ in range(self.config.optimizer.epochs) for _, scheduled in parts]
+        metrics = merge_updates([update.metrics for update in updates], kinds) | gradients
         if "dropped_tokens" in batch:
             metrics["rlvr/dropped/tokens"] = float(batch["dropped_tokens"])
         if self.self_teacher is not None:
@@ -184,15 +184,10 @@ class Learner:
             "time/optimizer_s": len(updates) * metrics["time/optimizer_s"],
             "memory/peak_gib": max(gather_object([peak_gib(self.accelerator.device)])),
             "time/update_tokens_per_s": rate_of_tokens,
-            "time/update_utilisation": rate_of_tokens * operations_per_token(self.policy) / self._attainable(),
+            "time/update_utilisation": utilisation(self.policy, rate_of_tokens, int(self.accelerator.num_processes)),
         }
         off = {channel: why for channel, why in updates[0].off.items() if all(channel in one.off for one in updates)}
         return StepResult(metrics, off)
-
-    def _attainable(self) -> float:
-        """Return the floating-point operations a second that all devices attain in the type that the model computes in."""
-        dtype = compute_dtype(self.model) or next(self.model.parameters()).dtype
-        return attainable(self.accelerator.device, dtype) * int(self.accelerator.num_processes)
 
     def _minis(self, taught: Batch) -> list[tuple[Batch, ScheduledOptimizer]]:
         """Return the mini-batches of a step, each with the optimizer that steps on it: pairs that have a learning rate to
@@ -211,10 +206,7 @@ class Learner:
         whose made-up inputs reach every weight.
         """
         scheduled.optimizer.zero_grad()
-        mine = []
-        for number, part in enumerate(parts, start=1):
-            with self._summed_later() if number < len(parts) else nullcontext():
-                mine.append(self._backward(part, loss))
+        mine = self._passes(parts, loss)
         began = time.monotonic()
         if all(part.off.keys() == LossConfig.model_fields.keys() for part in mine):
             for parameter in self.model.parameters():
@@ -239,10 +231,28 @@ class Learner:
         off = {channel: why for channel, why in results[0].off.items() if all(channel in part.off for part in results)}
         return StepResult(metrics, off)
 
-    def _summed_later(self) -> AbstractContextManager[None]:
-        """Return a context of passes whose gradients are added up over the processes by a later pass. Shares of weights (FSDP2)
-        are summed by each, as whole gradients would have to be kept otherwise."""
-        return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
+    def _cut(self, batch: Batch) -> list[Batch]:
+        """Return this rank's micro-batches."""
+        parallel = {"rank": self.accelerator.process_index, "ranks": self.accelerator.num_processes}
+        shares, tokens = why_no_tree(self.model) is None, self.config.optimizer.micro_batch_tokens
+        return [self._inputs(part) for part in split(batch, tokens, shared_prefixes=shares, **parallel)]
+
+    def _channel_gradients(self, batch: Batch, loss: LossConfig) -> dict[str, float]:
+        """Measure the channels' gradients in a step where they are due and there is more than one."""
+        every, channels = self.config.optimizer.channel_gradients_every, channels_in(batch, loss)
+        if every == 0 or self.version % every or len(channels) < 2:
+            return {}
+        return channel_gradients(self.model, self._cut(batch), loss, channels, self._passes, sharded=self.sharded)
+
+    def _passes(self, parts: Sequence[Batch], loss: LossConfig) -> list[MicroBatch]:
+        """Add up the gradient of this rank's micro-batches. The last one adds up those of the processes too; shares of weights
+        (FSDP2) are summed by each, as whole gradients would have to be kept otherwise."""
+        found = []
+        for number, part in enumerate(parts, start=1):
+            later = number < len(parts)
+            with self.model.no_sync() if later and isinstance(self.model, DistributedDataParallel) else nullcontext():
+                found.append(self._backward(part, loss))
+        return found
 
     @on_all_ranks_if_sharded
     def with_reference_logprobs(self, pairs: Sequence[Pair]) -> list[Pair]:
@@ -258,7 +268,7 @@ class Learner:
     def logprobs(self, ids: Tensor, wanted: Tensor) -> Tensor:
         """Return log-probs [B, T] of the `wanted` tokens of `ids` [B, T] under the present policy, at temperature 1."""
         device = self.accelerator.device
-        with evaluating(self.policy), saying_what_to_lower("scoring answers", self.config.optimizer):
+        with evaluating(self.policy), saying_what_to_lower("scoring answers", self.config):
             return sequence_logprobs(self.policy, ids.to(device), None, wanted.to(device))
 
     @on_all_ranks_if_sharded
@@ -266,7 +276,7 @@ class Learner:
         """Score as `scores.teacher_sums`, tensors of any device."""
         assert self.self_teacher is not None
         ids, mask, wanted = (tensor.to(self.accelerator.device) for tensor in (ids, mask, wanted))
-        with saying_what_to_lower("scoring hints", self.config.optimizer):
+        with saying_what_to_lower("scoring hints", self.config):
             return teacher_sums(self.self_teacher, self.policy, ids, mask, wanted)
 
     @on_all_ranks_if_sharded
@@ -275,7 +285,7 @@ class Learner:
         assert self.reference is not None
         options: dict[str, Any] = {"temperature": self.config.rollout.temperature, "known": self.step_logprobs}
         options["tokens"] = self.config.optimizer.micro_batch_tokens
-        with saying_what_to_lower("reading the reference", self.config.optimizer):
+        with saying_what_to_lower("reading the reference", self.config):
             return kl_to_reference(self.reference, self.policy, trajectories, **options)
 
     @on_all_ranks

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
-from composer_replication.config import OptimizerConfig
+from composer_replication.config import RunConfig
+from composer_replication.loss.forward.models import resolve_checkpointing
 from composer_replication.types.errors import ModelError
 
 
@@ -35,14 +36,15 @@ def give_memory_back() -> None:
 
 
 @contextmanager
-def saying_what_to_lower(doing: str, options: OptimizerConfig) -> Iterator[None]:
+def saying_what_to_lower(doing: str, config: RunConfig) -> Iterator[None]:
     """Say what to change when the device runs out of memory inside, while the learner was `doing` something. Raises
     ModelError."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        first = "" if options.gradient_checkpointing else "set optimizer.gradient_checkpointing = true, "
+        tokens = config.optimizer.micro_batch_tokens
+        first = "" if resolve_checkpointing(config) else "set optimizer.gradient_checkpointing = true, "
         raise ModelError(
             f"the device ran out of memory while {doing}: {error}",
-            fix=f"{first}lower optimizer.micro_batch_tokens (now {options.micro_batch_tokens}), then go on with --resume",
+            fix=f"{first}lower optimizer.micro_batch_tokens (now {tokens}), then go on with --resume",
         ) from error

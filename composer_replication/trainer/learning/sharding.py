@@ -33,6 +33,12 @@ def whole(tensor: Any) -> Tensor:
     return gathered
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a sharded tensor that this process has; others as they are."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
 def load_whole_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Load whole weights into a sharded model: every rank passes all of them and keeps its share. Weights that the model has
     besides are left as they are: of one with adapters only those are loaded."""

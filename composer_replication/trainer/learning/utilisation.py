@@ -8,6 +8,8 @@ from functools import lru_cache
 import torch
 from torch import nn
 
+from composer_replication.loss.forward import compute_dtype
+
 _SIZE = {"cuda": 8192, "cpu": 512}
 """Rows and columns of the matrices that are multiplied, by type of the device: large enough to use all of it."""
 _TIMES = 4
@@ -39,6 +41,15 @@ def _share_of_experts(config: object) -> float:
     every = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     chosen = getattr(config, "num_experts_per_tok", None)
     return chosen / every if every and chosen else 1.0
+
+
+def utilisation(model: nn.Module, tokens_per_s: float, devices: int) -> float:
+    """Return the operations that so many tokens a second need, as a share of what so many devices like the model's attain in the
+    type that it computes in."""
+    weight = next(model.parameters())
+    return (
+        tokens_per_s * operations_per_token(model) / (attainable(weight.device, compute_dtype(model) or weight.dtype) * devices)
+    )
 
 
 @lru_cache

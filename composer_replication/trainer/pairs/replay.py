@@ -16,7 +16,7 @@ from composer_replication.actions.calls import action_message
 from composer_replication.actions.tool_effects import EffectKind, classify_call
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv
-from composer_replication.envs.effects import WorkspaceFiles, same_state
+from composer_replication.envs.scenes import sandbox_scene
 from composer_replication.observe import files
 from composer_replication.replaysim import DJNormalizer
 from composer_replication.replaysim.builtin import states_lost
@@ -138,13 +138,7 @@ def _scene(context: RunContext, trajectories: Mapping[str, Trajectory], state: T
         _go_to(found, trajectory, turn)
         return found
 
-    verify = context.config.loss.replay.verify
-    return Scene(
-        files=WorkspaceFiles(lambda: env().workspace),
-        complete=True,
-        tools=state.get("tools", ()),
-        run_both=(lambda one, other: same_state(env(), one, other)) if verify else None,
-    )
+    return sandbox_scene(state, env, runs=context.config.loss.replay.verify)
 
 
 def _normalized(

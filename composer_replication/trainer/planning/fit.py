@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from composer_replication.config import RunConfig
-from composer_replication.loss.forward.models import resolve_precision
+from composer_replication.loss.forward.models import resolve_checkpointing, resolve_precision
 from composer_replication.trainer.planning.plan import Plan
 from composer_replication.types.errors import ConfigError
 
@@ -44,7 +44,7 @@ def _smaller_update(config: RunConfig, plan: Plan) -> str:
     """Return which field to change first for an update in less memory."""
     if plan.update.activations <= plan.update.peak / 2:
         return _smaller_states(config)
-    if not config.optimizer.gradient_checkpointing:
+    if not resolve_checkpointing(config):
         return "set optimizer.gradient_checkpointing = true"
     if plan.largest.rows > 1:
         return f"lower optimizer.micro_batch_tokens, to {plan.largest.tokens} or so"

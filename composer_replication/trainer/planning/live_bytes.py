@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from composer_replication.trainer.learning.sharding import local_part
+
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # the base is unannotated
     """Counts the bytes of the storages that operations make on a device while this is active: `now`, and `peak` since
@@ -73,9 +75,3 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # the base
     def _freed(self, key: int) -> None:
         _, size = self._known.pop(key)
         self.now -= size
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return the part of a sharded tensor that this process has; others as they are."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part

@@ -12,8 +12,10 @@ from rich.table import Table
 from transformers import PreTrainedConfig
 
 from composer_replication.config import RunConfig
-from composer_replication.loss.forward.models import resolve_device
+from composer_replication.loss.forward.models import blocks_of, resolve_device
+from composer_replication.loss.forward.tree_proof import caches_attention_only
 from composer_replication.rollouts.collect import groups_at_once
+from composer_replication.rollouts.transformers_engine import PREFILL_TOKENS
 from composer_replication.trainer.engines.own_server import shared_memory
 from composer_replication.trainer.learning.followers import launched_processes
 from composer_replication.trainer.learning.memory import give_memory_back
@@ -39,6 +41,8 @@ class Plan:
     caches: float
     """Bytes of keys and values of the rollouts that are open at once, when all of them are as long as they may become; 0 with a
     server."""
+    reading: float
+    """Bytes that rollouts take while they read what is new to them; 0 with a server."""
     server: float
     """Bytes that a server takes which shares the device; it sleeps during updates. 0 without one."""
     capacity: int
@@ -49,7 +53,8 @@ class Plan:
     @property
     def sampling(self) -> float:
         """Bytes during rollouts. Gradients are gone by then."""
-        return self.process + self.update.weights + self.update.optimizer + self.update.copies + self.caches + self.server
+        kept = self.update.weights + self.update.optimizer + self.update.copies
+        return self.process + kept + self.caches + self.reading + self.server
 
     @property
     def updating(self) -> float:
@@ -87,6 +92,7 @@ def say_plan(plan: Plan, arm: str) -> Table:
         "fragmentation, an estimate": plan.fragmentation,
         "at most during an update": plan.updating,
         f"keys and values of {plan.rollouts} rollouts": plan.caches,
+        "reading in rollouts": plan.reading,
         "the server, which shares the device and sleeps during updates": plan.server,
         "at most during rollouts": plan.sampling,
         "while the policy is loaded, before it is sharded": plan.loading if plan.loading > plan.updating else 0.0,
@@ -122,13 +128,20 @@ def make_plan(config: RunConfig, architecture: PreTrainedConfig, window: int, ro
         process = capacity - free - torch.cuda.memory_reserved(device)
     update = plan_update(config, architecture, largest)
     give_memory_back()
+    caches = reading = 0.0
+    if config.rollout.engine == "transformers":
+        caches = cache_tokens(config, window, rollouts, blocks_of(architecture)) * update.cache
+        together = rollouts_together(config, rollouts) * longest_context(config, window)
+        read = min(PREFILL_TOKENS, together) if caches_attention_only(architecture) else together
+        reading = update.casts + read * update.reading
     return Plan(
         device=device,
         largest=largest,
         update=update,
         process=process,
         rollouts=rollouts,
-        caches=cache_tokens(config, window, rollouts) * update.cache if config.rollout.engine == "transformers" else 0.0,
+        caches=caches,
+        reading=reading,
         server=shared_memory(config) * capacity,
         capacity=capacity,
         processes=launched_processes(),
@@ -152,7 +165,22 @@ def rollouts_at_once(config: RunConfig, *, tasks: int, held_out: int) -> int:
     return max(size * groups_at_once(size, rollout.open_at_most, groups) for groups, size in kinds if groups)
 
 
-def cache_tokens(config: RunConfig, window: int, rollouts: int) -> float:
-    """Return the tokens whose keys and values are held at once: of all open rollouts, and once more of those that sample
-    together, which are merged into one batch."""
-    return rollouts * min(config.rollout.context_tokens, window) * (1.0 + 1.0 / config.rollout.cohorts)
+def longest_context(config: RunConfig, window: int) -> int:
+    """Return the tokens of the longest trajectory; `window` is what the model reads at most."""
+    return min(config.rollout.context_tokens, window)
+
+
+def rollouts_together(config: RunConfig, rollouts: int) -> int:
+    """Return how many of the open rollouts sample in one batch."""
+    return -(-rollouts // config.rollout.cohorts)
+
+
+def cache_tokens(config: RunConfig, window: int, rollouts: int, layers: int) -> float:
+    """Return the tokens whose keys and values are held at once when all rollouts are as long as they may become.
+
+    Those that sample together are a batch, whose rows have room for the most that is read and sampled by any of them. Each layer
+    goes from one form to the other by itself: a row, a padded batch, and a larger one.
+    """
+    longest, together = longest_context(config, window), rollouts_together(config, rollouts)
+    room = together * min(config.rollout.turn_tokens, longest) + min(PREFILL_TOKENS, together * longest)
+    return rollouts * longest + room + 2 * together * longest / layers

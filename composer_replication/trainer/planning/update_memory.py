@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,8 @@ from composer_replication.loss.forward import evaluating, forward, unwrapped
 from composer_replication.loss.forward.models import blocks_of, make_policy, resolve_device, with_blocks
 from composer_replication.trainer.learning.followers import launched_processes
 from composer_replication.trainer.learning.learner import Learner
-from composer_replication.trainer.planning.live_bytes import LiveBytes, local_part
+from composer_replication.trainer.learning.sharding import local_part
+from composer_replication.trainer.planning.live_bytes import LiveBytes
 
 _LEAST = 192
 """Tokens of the shortest row that is measured: below it fixed costs hide the others."""
@@ -67,6 +69,10 @@ class UpdateMemory:
     """Bytes of the optimizer's state in CPU memory, where the policy is on another device."""
     cache: float
     """Bytes that a token's keys and values take during rollouts."""
+    reading: float
+    """Bytes that a token takes while rollouts read it with others, besides its keys and values."""
+    casts: float
+    """Bytes of the weights' copies in the type that the policy samples in, where that is not their own."""
     loading: float
     """Of all tensors at once, at most, while the policy, its copies and the optimizer are made."""
 
@@ -133,7 +139,7 @@ def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: in
     """
     device = resolve_device(config.model.device)
     sharded, processes = config.substrate.shard, launched_processes()
-    one_step = {"micro_batch_tokens": largest.rows * largest.tokens, "mini_batches": 1, "epochs": 1}
+    one_step = {"micro_batch_tokens": largest.rows * largest.tokens, "mini_batches": 1, "epochs": 1, "channel_gradients_every": 0}
     optimizer = config.optimizer.model_copy(update=one_step)
     config = config.model_copy(update={"optimizer": optimizer})
     batch = made_batch(config, largest, model_config.get_text_config().vocab_size, processes)
@@ -143,25 +149,27 @@ def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: in
         loading = live.peak
         learner.update(batch)  # makes the optimizer's state
         passes, step, gradients = _peaks(learner, batch, live)
-        weights = _bytes(learner.policy.parameters(), device)
-        state = [value for value in tree_leaves(learner.optimizer.state_dict()) if isinstance(value, Tensor)]
-        optimizers = 1 if learner.of_pairs is None else 2  # the batch has no pairs, which would make the other one's state
-        more = (optimizers - 1) * _bytes(state, device)
+        weights, outlives = _bytes(learner.policy.parameters(), device), live.now
+        cache, reading, casts = _rollout_bytes(learner.policy, batch["input_ids"][:1, :_LEAST].to(device), live)
+        states = [optimizer.state_dict() for optimizer in _optimizers(learner)]
+        state = [value for value in tree_leaves(states) if isinstance(value, Tensor)]
         return UpdateMemory(
             weights=weights,
             gradients=gradients,
-            optimizer=_bytes(state, device) + more,
-            copies=live.now - weights - _bytes(state, device),
-            passes=passes + more,
-            step=step + more,
-            host=0 if device.type == "cpu" else optimizers * _bytes(state, torch.device("cpu")),
-            cache=_cache_bytes(learner.policy, batch["input_ids"][:1, :_LEAST].to(device)),
+            optimizer=_bytes(state, device),
+            copies=outlives - weights - _bytes(state, device),
+            passes=passes,
+            step=step,
+            host=0 if device.type == "cpu" else _bytes(state, torch.device("cpu")),
+            cache=cache,
+            reading=reading,
+            casts=casts,
             loading=loading,
         )
 
 
 def _peaks(learner: Learner, batch: Batch, live: LiveBytes) -> tuple[int, int, int]:
-    """Return the peaks of an update's passes and of its optimizer step, each of which grows by its own law, and the bytes of its
+    """Return the peaks of an update's passes and of its optimizer steps, each of which grows by its own law, and the bytes of its
     gradients."""
     found: list[int] = []
     gradients = 0
@@ -172,22 +180,31 @@ def _peaks(learner: Learner, batch: Batch, live: LiveBytes) -> tuple[int, int, i
         live.forget_peak()
         gradients = _bytes([p.grad for p in learner.policy.parameters() if p.grad is not None], live.device)
 
-    optimizer = getattr(learner.optimizer, "optimizer", learner.optimizer)  # accelerate wraps it
-    hooks = [optimizer.register_step_pre_hook(forget), optimizer.register_step_post_hook(forget)]
+    hooks = []
+    for optimizer in _optimizers(learner):
+        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        hooks += [inner.register_step_pre_hook(forget), inner.register_step_post_hook(forget)]
     live.forget_peak()
     learner.update(batch)
     for hook in hooks:
         hook.remove()
-    return found[0], found[1], gradients
+    return max(found[0::2]), max(found[1::2]), gradients
 
 
-def _cache_bytes(policy: nn.Module, ids: Tensor) -> float:
-    """Return the bytes for each of the tokens `ids` [1, T] of what a policy caches when it samples."""
-    cache = DynamicCache(config=unwrapped(policy).config)
+def _optimizers(learner: Learner) -> list[Any]:
+    return [scheduled.optimizer for scheduled in (learner.scheduled, learner.of_pairs) if scheduled is not None]
+
+
+def _rollout_bytes(policy: nn.Module, ids: Tensor, live: LiveBytes) -> tuple[float, float, float]:
+    """Return what a policy that reads the tokens `ids` [1, T] to sample caches for each, what else it takes for each meanwhile,
+    and the bytes of its casts."""
+    cache, before = DynamicCache(config=unwrapped(policy).config), live.now
+    live.forget_peak()
     with evaluating(policy):
         forward(policy, ids, None, cache=cache)
-    held = [value for layer in cache.layers for value in vars(layer).values() if isinstance(value, Tensor)]
-    return _bytes(held, ids.device) / ids.numel()
+        held, most = live.now - before, live.peak - before
+    cached = _bytes([value for layer in cache.layers for value in vars(layer).values() if isinstance(value, Tensor)], ids.device)
+    return cached / ids.numel(), (most - held) / ids.numel(), held - cached
 
 
 def _bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
@@ -197,7 +214,8 @@ def _bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
 
 def made_batch(config: RunConfig, largest: PassSize, vocabulary: int, processes: int = 1) -> Batch:
     """Return a batch of two largest passes for each process, half of whose tokens are sampled, with a hint in each row where the
-    run gives hints. The first pass, that of the first process, needs a mask: its rows are of different lengths."""
+    run gives hints, and with as many pairs where they take more than rows: two sides, or an optimizer of their own. The first
+    pass, that of the first process, needs a mask: its rows are of different lengths."""
     drawn = torch.Generator().manual_seed(0)
     rows, tokens = 2 * largest.rows * processes, largest.tokens
     ids = torch.randint(vocabulary, (rows, tokens), generator=drawn)
@@ -215,8 +233,25 @@ def made_batch(config: RunConfig, largest: PassSize, vocabulary: int, processes:
         "rlvr_weights": weights,
         "rlvr_denominator": weights.sum(),
     }
-    hint = config.loss.hint
+    hint, replay = config.loss.hint, config.loss.replay
+    if replay.weight > 0 and (replay.compares or replay.learning_rate is not None):
+        batch |= _pairs(ids, vocabulary)
     return batch | (_hints(ids, held=hint.held_turns > 0 and hint.self_teacher != "live") if hint.weight > 0 else {})
+
+
+def _pairs(ids: Tensor, vocabulary: int) -> Batch:
+    """Return a pair for each row of `ids` [B, T]: the row, and another answer in the place of its last quarter."""
+    rows, tokens = ids.shape
+    answer = (torch.arange(tokens) >= tokens - tokens // 4).long().expand(rows, -1)
+    batch: Batch = {"dpo_weights": torch.ones(rows), "replay_denominator": answer.sum().float()}
+    for side, shift in (("chosen", 0), ("rejected", 1)):
+        batch |= {
+            f"dpo_{side}_input_ids": (ids + shift * answer) % vocabulary,
+            f"dpo_{side}_attention_mask": torch.ones_like(ids),
+            f"dpo_{side}_response_mask": answer,
+            f"dpo_{side}_ref_logprobs": torch.full((rows,), -float(tokens)),
+        }
+    return batch
 
 
 def _hints(ids: Tensor, *, held: bool) -> Batch:

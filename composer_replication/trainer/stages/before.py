@@ -57,7 +57,7 @@ class EarlierStage:
         rate = {"learning_rate": section.learning_rate, "schedule": "linear", "mini_batches": 1, "epochs": 1}
         data |= {
             **{"name": self.name, "out": str(config.out / config.name), "steps": section.steps, "arms": {ARM: {}}},
-            **{"loss": {"rlvr": _importance(data), "hint": {"weight": 0.0}, "replay": {"weight": 0.0}}},
+            **{"loss": {"rlvr": _importance(data), "hint": _hints(data), "replay": {"weight": 0.0}}},
             **{"optimizer": data["optimizer"] | rate, "substrate": {"shard": config.substrate.shard}, self.name: own},
             "reward": {} if config.reward.function is None else {"function": config.reward.function},
         }
@@ -109,6 +109,12 @@ def _changed(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 def _importance(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in data["loss"]["rlvr"].items() if name.startswith("importance")}
+
+
+def _hints(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a hint channel that is off, with what finds and writes hints: demonstrations may need some."""
+    generators = [name for name in data["loss"]["hint"]["generators"] if name not in ("judge", "consensus")]
+    return {"weight": 0.0, "detectors": data["loss"]["hint"]["detectors"], "generators": generators}
 
 
 def _whole(checkpoint: Path, stage: EarlierStage) -> Path:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import dropwhile, zip_longest
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,9 +15,11 @@ from composer_replication.envs.oracle import oracle_script
 from composer_replication.envs.source import AnyTask
 from composer_replication.prm.data import read_transcripts
 from composer_replication.rollouts import Budgets, Engine, ScriptedEngine
+from composer_replication.rollouts.reattempt import AGAIN
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces.segments import in_tokens_of
+from composer_replication.trainer.corpus.choosing import TaskCode
 from composer_replication.trainer.sampling.kept_rollouts import kept_rollouts
 from composer_replication.types import Group, Message, Trajectory, Unscored
 from composer_replication.types.errors import ConfigError
@@ -24,6 +27,8 @@ from composer_replication.types.transcript import Trace
 
 RollOut: TypeAlias = Callable[[int, Engine | None, str, Sequence[AnyTask]], Awaitable[list[Group]]]
 """Makes so many rollouts of each task with an engine (None: the policy's own), under a name for the terminal."""
+TryAgain: TypeAlias = Callable[[Sequence[Group]], Awaitable[list[Group]]]
+"""Makes a hinted re-attempt of each failed rollout that has a hint; one group for each task of which there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +51,20 @@ class DemonstrationSources:
     """The sources that a run file names.
 
     Args:
-        held_out: ids of the tasks that nothing may be learned about.
+        held_out: the tasks that nothing may be learned about.
         budgets: what a rollout of the policy may take; longer demonstrations are left out.
     """
 
     sft: SftConfig
     renderer: ChatRenderer
     tasks: Sequence[AnyTask]
-    held_out: Container[str]
+    held_out: Sequence[AnyTask]
     budgets: Budgets
     _transcripts: dict[Path, list[Trajectory | Trace]] = field(default_factory=dict)
+    _code: TaskCode = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._code = TaskCode(self.held_out)
 
     def check(self) -> None:
         """Read the files, and check that every task has what its source needs. To be called before anything is rolled out.
@@ -68,7 +77,7 @@ class DemonstrationSources:
                 _solved(task)
         self._transcripts = {path: read_transcripts(path) for path in self.sft.traces}
 
-    async def gather(self, roll_out: RollOut, folder: Path) -> Demonstrations:
+    async def gather(self, roll_out: RollOut, try_again: TryAgain, folder: Path) -> Demonstrations:
         """Return all demonstrations. What an interrupted call has rolled out into `folder` is not rolled out again.
 
         Raises:
@@ -85,6 +94,10 @@ class DemonstrationSources:
             tried = await kept_rollouts(self.tasks, siblings, partial(roll_out, siblings, None, "samples"), folder / "samples")
             sampled = _flat(tried)
             found += self._kept("samples", sampled, counts)
+            if self.sft.reattempts:
+                hinted = _flat(await self._again(tried, try_again, folder / "reattempts"))
+                sampled += _new(hinted, sampled)
+                found += self._kept("hinted re-attempts", hinted, counts)
         for path, transcripts in self._transcripts.items():
             read = [part for one in transcripts for part in in_tokens_of(self.renderer, one)]
             found += self._kept(path.name, read, counts, graded_elsewhere=True)
@@ -95,6 +108,15 @@ class DemonstrationSources:
                 fix="switch on sft.oracle, raise sft.samples or the budgets in [rollout], or name other sft.traces",
             )
         return result
+
+    async def _again(self, tried: Sequence[Group], try_again: TryAgain, folder: Path) -> list[Group]:
+        """Return the re-attempts of all failed samples, made part by part."""
+        by_task = {group.task_id: group for group in tried}
+
+        async def some(tasks: Sequence[AnyTask]) -> list[Group]:
+            return await try_again([by_task[task.spec.task_id] for task in tasks if task.spec.task_id in by_task])
+
+        return await kept_rollouts(self.tasks, self.sft.samples, some, folder)
 
     def _kept(
         self, source: str, found: Iterable[Trajectory], counts: Counter[str], *, graded_elsewhere: bool = False
@@ -119,8 +141,12 @@ class DemonstrationSources:
 
     def _unfit(self, one: Trajectory, tokens: int, *, graded_elsewhere: bool) -> str:
         """Return why a conversation is no demonstration; empty when it is one."""
-        if one.task_id in self.held_out:
+        if any(one.task_id == task.spec.task_id for task in self.held_out):
             return "of a held-out task"
+        if graded_elsewhere and self._code.given_away_by(
+            self.renderer.decode([i for turn in one.turns for i in turn.action_ids])
+        ):
+            return "writes what a held-out task deletes"
         if isinstance(one.reward, Unscored):
             if not graded_elsewhere:
                 return "not graded"
@@ -142,6 +168,16 @@ class DemonstrationSources:
 
 def _flat(groups: Iterable[Group]) -> list[Trajectory]:
     return [t for group in groups for t in group.trajectories]
+
+
+def _new(hinted: Iterable[Trajectory], failed: Iterable[Trajectory]) -> list[Trajectory]:
+    """Return re-attempts without the turns that they have from what failed."""
+    earlier = {f"{one.trajectory_id}/{AGAIN}": one.turns for one in failed}
+    found = []
+    for one in hinted:
+        beside = zip_longest(one.turns, earlier[one.trajectory_id][: len(one.turns)])
+        found.append(replace(one, turns=tuple(turn for turn, _ in dropwhile(lambda both: both[0] == both[1], beside))))
+    return found
 
 
 def _solved(task: AnyTask) -> Task:

@@ -10,8 +10,10 @@ from composer_replication.envs.source import AnyTask
 from composer_replication.loss.batch import collate
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.rollouts.protocol import Budgets, Engine
+from composer_replication.rollouts.reattempt import AGAIN
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.collector import RolloutCollector
+from composer_replication.trainer.pairs.reattempts import failures_with_hints
 from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.trainer.signals import SignalMaker, Signals
 from composer_replication.trainer.stages.demonstrations import DemonstrationSources
@@ -26,6 +28,8 @@ _UNBOUNDED = Budgets(turn_tokens=1 << 22, trajectory_tokens=1 << 24, context_tok
 class DemonstrationCollector(RolloutCollector):
     """Gives each step its demonstrations in place of rollouts. Evaluations are those of any arm."""
 
+    hints: SignalMaker
+    """Finds the turns that went wrong, and writes hints about them."""
     found: Sequence[Trajectory] = ()
     """The demonstrations, once `gather` has been called."""
 
@@ -37,13 +41,13 @@ class DemonstrationCollector(RolloutCollector):
         Raises:
             ConfigError: as `DemonstrationSources.gather`.
         """
-        gathered = await sources.gather(self._demonstrate, folder)
+        gathered = await sources.gather(self._demonstrate, self._try_again, folder)
         self.engine.rest()
         self.found = gathered.trajectories
         self.journal.meter.count(gathered.sampled)
         sft, count = self.config.sft, len(self.found)
         passes = sft.steps * min(sft.batch, count) / count
-        self.journal.note(f"{count} demonstrations ({gathered}); {sft.steps} steps are {passes:.1f} passes over them")
+        self.journal.learns_from(f"{count} demonstrations ({gathered}); {sft.steps} steps are {passes:.1f} passes over them")
 
     async def collect(self, step: int, version: int) -> list[Group]:
         """Return the demonstrations of a step, each a group by itself; every pass over all of them is a new permutation."""
@@ -59,6 +63,15 @@ class DemonstrationCollector(RolloutCollector):
         """Return rollouts to imitate, by the starting policy or by another engine."""
         budgets = Budgets.of(self.config.rollout) if engine is None else _UNBOUNDED
         return await self._collect_groups(tasks, siblings, DEMONSTRATION_STEP, 0, what, engine or self.engine, budgets)
+
+    async def _try_again(self, groups: Sequence[Group]) -> list[Group]:
+        """Return a hinted re-attempt of each failed rollout for which there is a hint, in groups by task. None is counted."""
+        trajectories = [one for group in groups for one in group.trajectories]
+        failures = failures_with_hints(groups, self.hints.select_hints(DEMONSTRATION_STEP, trajectories).hinted)
+        found: dict[str, list[Trajectory]] = {}
+        for one in await self.try_again(DEMONSTRATION_STEP, 0, failures, counted=False):
+            found.setdefault(one.task_id, []).append(one)
+        return [Group(group_id=f"{task}/{AGAIN}", task_id=task, trajectories=tuple(each)) for task, each in found.items()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +99,7 @@ def learn_from_demonstrations(trainer: ArmTrainer) -> DemonstrationCollector:
     """Let an arm learn from demonstrations, and return what gathers them."""
     before = trainer.collector
     collector = DemonstrationCollector(before.context, before.config, before.engine, before.renderer, before.journal)
-    trainer.collector = collector
+    trainer.collector, collector.hints = collector, trainer.signals
     known = {field.name: getattr(trainer.signals, field.name) for field in fields(SignalMaker)}
     trainer.signals = ImitationSignals(**known)
     return collector

@@ -108,4 +108,4 @@ def learn_from_text(trainer: ArmTrainer, corpus: Corpus) -> None:
     trainer.collector = collector
     known = {field.name: getattr(trainer.signals, field.name) for field in fields(SignalMaker)}
     trainer.signals = ImitationSignals(**known)
-    trainer.journal.note(str(corpus))
+    trainer.journal.learns_from(str(corpus))

@@ -40,12 +40,11 @@ async def train_imitation(context: RunContext, config: RunConfig, arm: str, show
         ComposerError: as `ArmTrainer.create`.
     """
     tasks = [task for task in context.train if not task.spec.impossible]
-    held_out = {task.spec.task_id for task in context.held_out}
     made_of = decisive(config, "sft.", "model.", "tasks.", "env.", "reward.", "rollout.", "sandbox.", "seed")
     with closing(LogprobCache()) as unused, closing(ArmTrainer.create(context, config, arm, unused)) as trainer:
         renderer, window = trainer.renderer, trainer.collector.context_window
         budgets = replace(Budgets.of(config.rollout), context_tokens=min(config.rollout.context_tokens, window))
-        sources = DemonstrationSources(config.sft, renderer, tasks, held_out, budgets)
+        sources = DemonstrationSources(config.sft, renderer, tasks, context.held_out, budgets)
         sources.check()
         folder = folder_of(context.run_dir.path / "demonstrations", arm, {**made_of, **trainer.fingerprint})
         await learn_from_demonstrations(trainer).gather(sources, folder)

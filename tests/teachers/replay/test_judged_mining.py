@@ -146,6 +146,29 @@ def test_from_logs_to_pairs_in_one_command(tmp_path):
     )
 
 
+def test_from_logs_makes_pairs_of_what_was_answered(tmp_path):
+    """One state's question is refused, as too long ones are; those of the other make their pair, and the exit code tells."""
+    tool = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {}}}}}
+    sessions = []
+    for word in ("go", "long"):
+        call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": json.dumps({"command": "rm -rf src"})}}
+        messages = [{"role": "user", "content": word}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        sessions.append({"messages": [*messages, {"role": "tool", "tool_call_id": "c1", "content": "ok"}], "tools": [tool]})
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in sessions))
+
+    def answer(body, _number):
+        if question_text(body) == "long":
+            return Reply(status=400)
+        return Reply(calls=[("bash", {"command": "ls src"})], cost=0.001)
+
+    with TeacherServer(answer) as server:
+        words = (tmp_path / "log.jsonl", "--teachers", judge_file(tmp_path, server.base_url, "one", "two"))
+        result = run("from-logs", *words, "--out", tmp_path / "out", "--max-usd", "1")
+    assert result.exit_code == 6, result.output
+    assert "repeat this command" in result.output
+    assert len((tmp_path / "out" / "pairs.jsonl").read_text().splitlines()) == 1
+
+
 def test_a_run_whose_judge_is_nobody_is_refused(tmp_path):
     tasks, replay = {"train": str(tmp_path)}, {"replay": {"judge": True}}
     config = RunConfig.model_validate({"model": {"path": "m"}, "tasks": tasks, "loss": replay})
