@@ -28,9 +28,10 @@ test: env ## Run the inner loop: every test not marked slow, without coverage (R
 test-all: env ## Run every test and report coverage
 	@$(PYTEST) $(COVERAGE)
 
-test-slow: env ## Run the tests that make test leaves out, without those marked nightly (ROOM as for make test)
+MINUTES ?=
+test-slow: env ## Run the tests that make test leaves out, without those marked nightly (ROOM as for make test; MINUTES=10: as many as fit)
 	@$(CHECK_ROOM)
-	@$(PYTEST) -m "slow and not nightly" $(addprefix tests/,$(ROOM))
+	@$(PYTEST) -m "slow and not nightly" $(if $(MINUTES),--minutes $(MINUTES)) $(addprefix tests/,$(ROOM))
 
 ci-nightly: env ## Run what .ci/run leaves out: coverage, and every test environment of noxfile.py (two hours)
 	@$(MAKE) test-all

@@ -4,12 +4,18 @@ With CI set in the environment hypothesis draws the same examples every time, so
 What the commands print is wide enough for any folder of tests: a wrapped line would hide the words that a test looks for.
 At the end of a run stand the tests that cost more than a CPU-second and are not marked slow. It is a report, never a failure.
 What a fixture of the whole session costs is no test's. The tests marked long begin first.
+
+With `--minutes N` no test begins after so many minutes, and those that are left are skipped aloud. The tests marked long are then
+left out, and the others come in an order that the commit decides, so that each commit tries other ones.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -25,6 +31,7 @@ settings.load_profile("untimed")
 INNER_LOOP_CPU_S = 1.0
 SHARED = pytest.StashKey[float]()
 STARTED = pytest.StashKey[float]()
+BEGAN = pytest.StashKey[float]()
 
 
 def cpu_s(config: pytest.Config) -> float:
@@ -62,14 +69,35 @@ class SessionFixtures:
         return made
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--minutes", type=float, help="begin no test after so many minutes, and none of those marked long")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SessionFixtures())
+    config.stash[BEGAN] = time.monotonic()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    minutes = item.config.getoption("--minutes")
+    if minutes is not None and time.monotonic() - item.config.stash[BEGAN] > 60 * minutes:
+        pytest.skip(f"{minutes:g} minutes are up")
+
+
+def in_the_order_of_the_commit(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The same on every worker, as xdist demands."""
+    command = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout
+    return sorted(items, key=lambda item: hashlib.sha256(f"{commit}{item.nodeid}".encode()).digest())
 
 
 @pytest.hookimpl(trylast=True)  # after tests were left out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let every worker begin with its part of the long tests: xdist gives each an equal piece of the list, and a long test at the
     end of one would run alone while the others have nothing left."""
+    if config.getoption("--minutes") is not None:
+        items[:] = in_the_order_of_the_commit([item for item in items if not item.get_closest_marker("long")])
+        return
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     long = [item for item in items if item.get_closest_marker("long")]
     rest = [item for item in items if not item.get_closest_marker("long")]

@@ -17,7 +17,6 @@ from composer_replication.loss.forward.models import load_policy, window_of
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.checkpoints.restore import restore, trained_on
-from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.engines.open_engine import PolicyEngine, ServedPolicy, open_engine
 from composer_replication.trainer.engines.own_server import LOG, SERVING, served_dtype
@@ -73,7 +72,7 @@ class ArmTrainer:
         dtype = served_dtype(config) if config.rollout.starts_server else None
         served = ServedPolicy(learner.policy, tokenizer, lambda: learner.version, learner, dtype)
         folder = context.run_dir.ckpt_path / arm / SERVING
-        prompts = prompt_lengths(context.source, renderer) if isinstance(context.source, CodingTasks) else {}
+        prompts = prompt_lengths((*context.train, *context.held_out), config, renderer)
         check_prompts(prompts, config, window_of(model.config))  # before a server is started
         if config.rollout.starts_server:
             context.terminal.note(f"{arm}: starting a vLLM server, which writes to {folder / LOG}")

@@ -277,13 +277,24 @@ def test_a_dry_run_says_what_the_run_will_do(run_file: Path) -> None:
 
 def test_a_dry_run_of_shared_weights_by_a_process_alone_plans_no_memory(run_file: Path) -> None:
     """It would refuse what fits on several devices."""
-    served = ["--rollout.engine", "vllm", "--rollout.server_url", "http://127.0.0.1:1", "--loss.rlvr.importance", "tis"]
-    output = accepted("train", str(run_file), "--dry-run", *served, "--substrate.shard", "true", cwd=run_file.parent)
+    output = accepted("train", str(run_file), "--dry-run", *SERVED, "--substrate.shard", "true", cwd=run_file.parent)
     assert "torchrun --nproc-per-node N --no-python composer train FILE --dry-run" in output
     assert "GiB" not in output
 
 
-@pytest.mark.parametrize("words", [pytest.param(["--dry-run"], id="dry run"), pytest.param([], id="run", marks=pytest.mark.slow)])
+SERVED = ["--rollout.engine", "vllm", "--rollout.server_url", "http://127.0.0.1:1", "--loss.rlvr.importance", "tis"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["--dry-run"], id="dry run"),
+        pytest.param(["--dry-run", *SERVED], id="with a server"),
+        pytest.param(["--dry-run", *SERVED, "--substrate.shard", "true"], id="of several processes"),
+        pytest.param(["--dry-run", "--substrate.type", "ray"], id="of a mesh"),
+        pytest.param([], id="run", marks=pytest.mark.slow),
+    ],
+)
 def test_a_prompt_that_leaves_no_room_for_a_turn(run_file: Path, words: list[str]) -> None:
     told = refused("train", str(run_file), *words, "--rollout.context_tokens", "40", cwd=run_file.parent, code=2)
     assert "the prompts of 6 of 6 tasks leave no room for a turn in 40 tokens: harbour-" in told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from composer_replication.config import RunConfig, resolve_arm, to_toml
@@ -10,7 +10,7 @@ from composer_replication.observe import Terminal
 from composer_replication.observe.console import Console, echo
 
 if TYPE_CHECKING:
-    from composer_replication.envs.source import EnvSource
+    from composer_replication.envs.source import AnyTask, EnvSource
     from composer_replication.trainer.pairs.pairs_file import FilePairs
 
 
@@ -48,19 +48,25 @@ def check(config: RunConfig) -> None:
     from composer_replication.trainer.planning.fit import check_fit
     from composer_replication.trainer.planning.forecast import check_forecast, make_forecast, say_forecast
     from composer_replication.trainer.planning.plan import make_plan, rollouts_at_once, say_plan
+    from composer_replication.trainer.planning.prompts import check_prompts, prompt_lengths
     from composer_replication.trainer.planning.trial import try_run
     from composer_replication.trainer.waiting import wait_for
 
     console = Console()
     console.print(to_toml(config), markup=False, highlight=False, soft_wrap=True)
-    train, held, source = _check_tasks(config)
+    tasks, held_out, source = _check_tasks(config)
+    train, held = len(tasks), [task.spec.task_id for task in held_out]
     architecture, parameters, tokenizer = load_outline(config.model.path)
     renderer, window = ChatRenderer(tokenizer), window_of(architecture)
     console.print(f"policy: {parameters:,} parameters", soft_wrap=True, highlight=False)
-    held_out = ", ".join(held) or "none, so pass@1 is not measured"
-    console.print(f"tasks: {train} to train on; held out: {held_out}", soft_wrap=True, highlight=False)
+    named = ", ".join(held) or "none, so pass@1 is not measured"
+    console.print(f"tasks: {train} to train on; held out: {named}", soft_wrap=True, highlight=False)
+    prompts = prompt_lengths((*tasks, *held_out), config, renderer)
+    if prompts:
+        console.print(f"prompts: {min(prompts.values()):,} to {max(prompts.values()):,} tokens", soft_wrap=True, highlight=False)
     variants = {arm: resolve_arm(config, arm) for arm in config.arms}
     for arm, variant in variants.items():
+        check_prompts(prompts, variant, window)
         _say(console, arm, variant, train, file_pairs(variant, renderer, window))
     if config.substrate.type != "local":
         console.print("memory and time are planned for substrate.type = local alone", soft_wrap=True)
@@ -109,8 +115,8 @@ def _channels(config: RunConfig) -> tuple[bool, ...]:
     return loss.hint.weight > 0, loss.rlvr.kl_beta > 0, loss.replay.weight > 0 and bool(config.teachers)
 
 
-def _check_tasks(config: RunConfig) -> tuple[int, list[str], EnvSource | None]:
-    """Prove the tasks, or open the run's own environment, and return the number to train on, the ids held out, and that
+def _check_tasks(config: RunConfig) -> tuple[Sequence[AnyTask], Sequence[AnyTask], EnvSource | None]:
+    """Prove the tasks, or open the run's own environment, and return the tasks to train on, those held out, and that
     environment."""
     from composer_replication.sandbox import open_sandbox
     from composer_replication.trainer.preflight import check_run, check_source, prove_solutions
@@ -119,10 +125,10 @@ def _check_tasks(config: RunConfig) -> tuple[int, list[str], EnvSource | None]:
     source = open_configured_source(config)
     if source is not None:
         check_source(config, source)
-        return len(source.train), [task.spec.task_id for task in source.held_out], source
+        return source.train, source.held_out, source
     checked = check_run(config)
     prove_solutions(config, checked, open_sandbox(config.sandbox.kind))
-    return len(checked.train), [task.spec.task_id for task in checked.held_out], None
+    return checked.train, checked.held_out, None
 
 
 def _say(console: Console, arm: str, config: RunConfig, tasks: int, pairs: FilePairs | None) -> None:

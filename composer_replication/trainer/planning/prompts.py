@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import opening
+from composer_replication.envs.source import AnyTask
 from composer_replication.envs.tools import TOOLSETS
+from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.coding_tasks import CodingTasks, toolset_of
+from composer_replication.trainer.coding_tasks import toolset_of
 from composer_replication.types.errors import ConfigError
 
 
-def prompt_lengths(source: CodingTasks, renderer: ChatRenderer) -> dict[str, int]:
-    """Return the tokens of each task's prompt, by task id."""
-    tools = TOOLSETS[toolset_of(source.config)]
-    return {task.spec.task_id: len(renderer.prompt_ids(opening(task), tools)) for task in (*source.train, *source.held_out)}
+def prompt_lengths(tasks: Iterable[AnyTask], config: RunConfig, renderer: ChatRenderer) -> dict[str, int]:
+    """Return the tokens of the prompt of each of our tasks, by task id. Prompts of other environments are not known."""
+    tools = TOOLSETS[toolset_of(config)]
+    ours = (task for task in tasks if isinstance(task, Task))
+    return {task.spec.task_id: len(renderer.prompt_ids(opening(task), tools)) for task in ours}
 
 
 def check_prompts(lengths: Mapping[str, int], config: RunConfig, window: int) -> None:

@@ -184,7 +184,7 @@ def _longest(trainer: ArmTrainer) -> AnyTask:
     source = trainer.context.source
     if not isinstance(source, CodingTasks):
         return source.train[0]
-    lengths = prompt_lengths(source, trainer.renderer)
+    lengths = prompt_lengths(source.train, trainer.config, trainer.renderer)
     return max(source.train, key=lambda task: lengths[task.spec.task_id])
 
 

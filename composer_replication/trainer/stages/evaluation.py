@@ -24,7 +24,6 @@ from composer_replication.observe.metrics import interval_95, mean_and_se, pass_
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.engines.open_engine import ServedPolicy, open_engine
 from composer_replication.trainer.engines.own_server import SERVING, served_dtype
@@ -198,7 +197,7 @@ async def _rolled_out(context: RunContext, config: RunConfig, name: str, path: s
     config = config.model_copy(update={"model": _model_of(config.model, path)})
     model, tokenizer = load_to_sample(path, config.model.precision, device=config.model.device)
     renderer = ChatRenderer(tokenizer)
-    prompts = prompt_lengths(context.source, renderer) if isinstance(context.source, CodingTasks) else {}
+    prompts = prompt_lengths((*context.train, *context.held_out), config, renderer)
     check_prompts(prompts, config, window_of(model.config))
     made_of = {**decisive(config, *_DECIDES), **fingerprint(model, context.held_out)}
     folder = folder_of(context.run_dir.path / "rollouts", name, made_of)
