@@ -1,4 +1,4 @@
-"""Models that write hints: a teacher, whose answers are in the ledger and are not paid for again, or the policy itself."""
+"""A teacher as the judge of the hint channel. Its answers are in the ledger, and are not paid for again."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from composer_replication.hints import Ask
-from composer_replication.rollouts.protocol import SampleRequest
 from composer_replication.teachers import Ledger, Question, Teacher, TeacherAnswer, TeacherPool
-from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.engines.open_engine import PolicyEngine
 from composer_replication.trainer.waiting import wait_for
 from composer_replication.types import Message
 from composer_replication.types.errors import BudgetExceededError
 
-_MOST_TOKENS = 160
-"""Tokens of a hint by the policy; two sentences of it are used."""
-_SESSION = "introspection"
 Answered: TypeAlias = Literal["answered", "failed", "over the cap"]
 
 
@@ -51,21 +45,5 @@ def ask_teacher(teacher: Teacher, ledger: Path, max_total_usd: float | None, cou
             return None
         told["answered" if found.error is None else "failed"] += 1
         return found.content if found.error is None else None
-
-    return ask
-
-
-def ask_policy(engine: PolicyEngine, renderer: ChatRenderer) -> Ask:
-    """Return a function from a question to the policy's most likely answer, in the weights that its rollouts were sampled from;
-    None where the question leaves no room for one. A turn is sampled for each."""
-
-    def ask(text: str) -> str | None:
-        ids = renderer.prompt_ids([Message(role="user", content=text)])
-        if len(ids) + _MOST_TOKENS > engine.context_window:
-            return None
-        request = SampleRequest(session=_SESSION, new_ids=ids, max_new_tokens=_MOST_TOKENS, seed=0)
-        (said,) = engine.sample([request], temperature=0.0)
-        engine.close([_SESSION])
-        return renderer.visible_text(said.ids)
 
     return ask

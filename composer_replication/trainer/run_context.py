@@ -24,11 +24,12 @@ from composer_replication.teachers import Teacher
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoints.card import FORGEABLE, write_card
 from composer_replication.trainer.coding_tasks import CodingTasks, toolset_of
+from composer_replication.trainer.engines.introspection import ask_policy
 from composer_replication.trainer.engines.open_engine import PolicyEngine
 from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter, cpu_clock
 from composer_replication.trainer.learning.learner import Learner
-from composer_replication.trainer.llm_judge import ask_policy, ask_teacher
+from composer_replication.trainer.llm_judge import ask_teacher
 from composer_replication.trainer.preflight import check_run, check_source, fingerprint, prove_solutions
 from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.signals import HintSources, SignalMaker, hint_context

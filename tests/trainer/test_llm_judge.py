@@ -17,7 +17,8 @@ from composer_replication.observe import RunDir, Terminal
 from composer_replication.rollouts.protocol import SampleRequest
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.llm_judge import ask_policy, ask_teacher
+from composer_replication.trainer.engines.introspection import ask_policy
+from composer_replication.trainer.llm_judge import ask_teacher
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import to_json
 from composer_replication.types.errors import ConfigError, TeacherError
