@@ -8,10 +8,11 @@ from pathlib import Path
 from composer_replication.config import load_config
 from composer_replication.loss.forward.model_checkpoint import CARD, read_checkpoint, save_checkpoint
 from composer_replication.loss.forward.models import load_policy
-from composer_replication.observe import RunDir
+from composer_replication.observe import RunDir, Terminal
 from composer_replication.trainer.checkpoints.card import write_card
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter
 from composer_replication.trainer.learning.learner import Learner
+from composer_replication.trainer.stages.pretrain import PRETRAIN
 
 
 def test_a_checkpoint_has_the_card_of_its_arm(run_file: Path, tmp_path: Path) -> None:
@@ -54,3 +55,30 @@ def test_a_measurement_renews_the_card(run_file: Path, tmp_path: Path) -> None:
     assert written == [2, 3], "after its line is there"
     write_card(run_dir, config, "main")
     assert "| 2 | 0.5 |" in (run_dir.ckpt_path / "main" / CARD).read_text()
+
+
+def test_a_card_tells_what_was_read_and_what_nobody_wanted(run_file: Path, tmp_path: Path) -> None:
+    config = load_config(run_file)
+    run_dir = RunDir.create(tmp_path / "run")
+    journal = ArmJournal(run_dir, Terminal(), "main", 4, RolloutMeter())
+    journal.learns_from("12 demonstrations (12 oracle)")
+    journal.learns_from("12 demonstrations (12 oracle)")  # of a resumed run
+    metrics = {"rlvr/pull": 0.1, "hint/pull": 9.0, "replay/chosen/distance/mean": -2.0, "replay/pairs": 16.0}
+    for step in (1, 2):
+        journal.record_step(step, [], [], metrics, {})
+    write_card(run_dir, config, "main")
+    card = (run_dir.ckpt_path / "main" / CARD).read_text()
+    assert card.count("- 12 demonstrations (12 oracle)") == 1
+    assert "- Step 1: the hint channel pulls 90 times as hard on the policy as rlvr" in card
+    assert "- Step 2: the chosen answers of pairs are 2.0 nats less likely than at the start" in card
+
+
+def test_a_policy_that_read_text_says_so(run_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    config = load_config(run_file, ["--pretrain.enabled", "true", "--pretrain.sources", f'["{tmp_path / "code"}"]'])
+    stage = PRETRAIN.run_of(config)
+    run_dir = RunDir.create(tmp_path / "run")
+    write_card(run_dir, stage, "main")
+    card = (run_dir.ckpt_path / "main" / CARD).read_text()
+    assert f"on text of `{tmp_path / 'code'}`" in card
+    assert "on the tasks of" not in card.partition("## Settings")[0]
