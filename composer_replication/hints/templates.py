@@ -29,6 +29,8 @@ _SENTENCES = {
     "hidden_files": "the task is to be done without looking into git's history or caches. Work from the source files.",
 }
 """Sentences that name only the tool, the path and facts of the evidence; `_sentence` has those that depend on them."""
+_LONGEST_PATH = 120
+"""Characters of a path that a hint quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def template_hint(kind: str, evidence: Mapping[str, Any], tools: Sequence[ToolSc
 
 def _sentence(kind: str, evidence: Mapping[str, Any], tools: Mapping[str, Mapping[str, Any]]) -> str | None:
     tool = str(evidence.get("tool") or "")
-    path = str(_path(evidence)) or "the file"
+    path = _shortened(str(_path(evidence))) or "the file"
     match kind:
         case "unknown_tool":
             unknown = f"there is no tool {tool}. " if tool else ""
@@ -67,7 +69,7 @@ def _sentence(kind: str, evidence: Mapping[str, Any], tools: Mapping[str, Mappin
         case "edit_not_applied":
             return _edit_sentence(path, evidence.get("occurrences"), evidence.get("reason"))
         case "path_not_found":
-            return f"there is no {path}. List the files first." if path != "the file" else None
+            return f"there is no file or folder {path}. List the files first." if path != "the file" else None
         case "timeout" | "out_of_memory" if tool != "run_tests":
             return f"the {tool} call took too much. Ask for less."
         case "reread_unchanged":
@@ -81,6 +83,11 @@ def _sentence(kind: str, evidence: Mapping[str, Any], tools: Mapping[str, Mappin
             return f"in {path}, {'; '.join(evidence['complaints'][:3])}."
     sentence = _SENTENCES.get(kind)
     return None if sentence is None else sentence.format_map({**evidence, "tool": tool, "path": path})
+
+
+def _shortened(path: str) -> str:
+    """Return a path as it is, or the end of one that nobody would read."""
+    return path if len(path) <= _LONGEST_PATH else f"...{path[-_LONGEST_PATH:]}"
 
 
 def _path(evidence: Mapping[str, Any]) -> Any:

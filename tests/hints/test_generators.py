@@ -109,6 +109,9 @@ def test_templates():
     assert "run_tests call was just made" in template("repeated_action", tool="run_tests")
     for kind in ("path_not_found", "path_not_editable"):
         assert "rules.py" in template(kind, arguments={"path": "rules.py"})
+    endless = template("path_not_found", arguments={"path": "é" * 5000 + "/rules.py"})
+    assert endless.endswith("é/rules.py. List the files first.")
+    assert len(endless) < 200
     for kind in ("timeout", "out_of_memory"):
         assert "without end" in template(kind, tool="run_tests") or "never ends" in template(kind, tool="run_tests")
         assert "search call" in template(kind, tool="search")
