@@ -28,8 +28,8 @@ class SftConfig(Section):
     reattempts: Annotated[bool, _IF_ENABLED] = False
     """Try each failed sample once more from its first error turn on, with a hint about it in the context, and learn from what
     passes then as if there had been no hint (context distillation; STaR's rationalization, arXiv:2203.14465). It needs `samples`;
-    error turns are found by `loss.hint.detectors`, hints are written by `loss.hint.generators`. Turn it on when the model passes
-    few tasks."""
+    error turns are found by `loss.hint.detectors`, hints are written by `loss.hint.generators`; `judge` and `consensus` of those
+    write none here. Turn it on when the model passes few tasks."""
     traces: Annotated[tuple[Path, ...], _IF_ENABLED] = ()
     """Learn from the conversations in these files too: `trajectories.jsonl` of `composer rollout --out`, by this model or by a
     teacher, or `traces.jsonl` of `composer traces import --out`. Those that are known to have failed are left out, and those that

@@ -1,4 +1,4 @@
-"""What is known where an agent stood in one of our tasks: its workspace, and a sandbox that carries two actions out there."""
+"""Scenes of states in our own tasks: the workspace where an agent stood, and a sandbox that carries two actions out there."""
 
 from __future__ import annotations
 
@@ -59,10 +59,14 @@ def scenes_of_tasks(tasks: Iterable[Task], sandbox: Sandbox, python: Path) -> Ca
 
 
 def _calls_in(messages: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]:
-    """Yield the calls of a conversation that have a name and arguments."""
+    """Yield the calls of a conversation that could be carried out: those whose arguments are an object."""
     for message in messages:
         for call in message.get("tool_calls") or ():
-            arguments = call["function"]["arguments"]
-            given = json.loads(arguments) if isinstance(arguments, str) else arguments
+            given = call["function"]["arguments"]
+            if isinstance(given, str):
+                try:
+                    given = json.loads(given)
+                except ValueError:  # it changed nothing then, and changes nothing now
+                    continue
             if isinstance(given, Mapping):
                 yield ToolCall(call_id=str(call.get("id", "")), name=call["function"]["name"], arguments=given)

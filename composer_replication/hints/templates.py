@@ -69,7 +69,7 @@ def _sentence(kind: str, evidence: Mapping[str, Any], tools: Mapping[str, Mappin
         case "edit_not_applied":
             return _edit_sentence(path, evidence.get("occurrences"), evidence.get("reason"))
         case "path_not_found":
-            return f"there is no file or folder {path}. List the files first." if path != "the file" else None
+            return f"there is no {path}. List the files first." if path != "the file" else None
         case "timeout" | "out_of_memory" if tool != "run_tests":
             return f"the {tool} call took too much. Ask for less."
         case "reread_unchanged":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -49,15 +49,15 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return merged
 
 
-def merge_updates(updates: Sequence[Mapping[str, float]], kinds: Sequence[object]) -> dict[str, float]:
+def merge_updates(updates: Sequence[Mapping[str, float]], kinds: Sequence[Hashable]) -> dict[str, float]:
     """Merge the metrics of several optimizer steps on one batch of rollouts as those of micro-batches, but with the mean of each
     loss over all steps of a kind: a channel without inputs in a step has a loss of 0 there.
 
     Args:
         kinds: what each step was on, such as rows or pairs, where these have steps of their own. Means of several kinds add up.
     """
-    alike = Counter(map(id, kinds))
-    shares = [1.0 / alike[id(kind)] for kind in kinds]
+    alike = Counter(kinds)
+    shares = [1.0 / alike[kind] for kind in kinds]
     return _merged(
         [
             {name: value * share if name.endswith(_LOSSES) else value for name, value in update.items()}

@@ -34,7 +34,7 @@ def write(path, transcripts):
 def test_trajectories_are_explained_turn_by_turn(tmp_path):
     said = explain(write(tmp_path / "t.jsonl", [FAILING]))
     assert "turn 0: path_not_found" in said
-    assert "said, by template: Hint: there is no file or folder a.py. List the files first." in said
+    assert "said, by template: Hint: there is no a.py. List the files first." in said
     assert "turn 1: tests_failed" in said
     assert "not said: nothing to say about tests_failed" in said
     assert "not said: its detector is not in loss.hint.detectors [template: Hint: nothing was run after" in said

@@ -303,6 +303,8 @@ def test_extract_carries_edits_out_where_the_student_stood(env: CodingEnv, task:
         )
         for name, one in zip("ab", right, strict=True)
     ]
+    broken = {"id": "b", "type": "function", "function": {"name": "edit_file", "arguments": '{"path": '}}
+    state["messages"] = [*state["messages"], {"role": "assistant", "content": "", "tool_calls": [broken]}]  # of a foreign log
     (tmp_path / "states.jsonl").write_text(json.dumps(to_json(state)) + "\n")
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(to_json(answer)) + "\n" for answer in answers))
     words = ["pairs", "extract", tmp_path / "states.jsonl", tmp_path / "answers.jsonl", "--out", tmp_path / "pairs.jsonl"]

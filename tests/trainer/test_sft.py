@@ -26,6 +26,7 @@ from composer_replication.observe import RunDir
 from composer_replication.rollouts import Budgets, Engine
 from composer_replication.tasks import load_tasks
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.open_run import decisive
 from composer_replication.trainer.stages.before import started_from
 from composer_replication.trainer.stages.demonstrations import DemonstrationSources
 from composer_replication.trainer.stages.order import BEFORE_RL
@@ -134,6 +135,18 @@ def test_the_stage_is_a_run_with_one_loss(run_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"sft\.enabled is false"):
         STAGE.run_of(load_config(run_file))
     assert started_from(load_config(run_file), BEFORE_RL) == load_config(run_file)
+
+
+def test_hints_belong_to_the_stage_where_it_tries_again(run_file: Path) -> None:
+    """They decide which re-attempts are made; without any, RL may have others than fine-tuning had."""
+    other = ["--loss.hint.detectors", '["permission"]', "--loss.hint.generators", '["template", "judge"]']
+    plain, changed = (STAGE.run_of(of(run_file, *words)) for words in ([], other))
+    assert plain == changed
+    again = ["--sft.samples", "1", "--sft.reattempts", "true"]
+    plain, changed = (STAGE.run_of(of(run_file, *again, *words)) for words in ([], other))
+    assert (changed.loss.hint.detectors, changed.loss.hint.generators) == (("permission",), ("template",))
+    assert any(name.startswith(STAGE.decides) for name in decisive(changed, "loss.hint.")), "RL does not start from others"
+    assert decisive(plain, *STAGE.decides) != decisive(changed, *STAGE.decides)
 
 
 def test_nothing_to_learn_from_is_refused(run_file: Path) -> None:

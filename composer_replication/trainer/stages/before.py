@@ -57,7 +57,7 @@ class EarlierStage:
         rate = {"learning_rate": section.learning_rate, "schedule": "linear", "mini_batches": 1, "epochs": 1}
         data |= {
             **{"name": self.name, "out": str(config.out / config.name), "steps": section.steps, "arms": {ARM: {}}},
-            **{"loss": {"rlvr": _importance(data), "hint": _hints(data), "replay": {"weight": 0.0}}},
+            **{"loss": {"rlvr": _importance(data), "hint": _hints(data, own), "replay": {"weight": 0.0}}},
             **{"optimizer": data["optimizer"] | rate, "substrate": {"shard": config.substrate.shard}, self.name: own},
             "reward": {} if config.reward.function is None else {"function": config.reward.function},
         }
@@ -111,8 +111,11 @@ def _importance(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in data["loss"]["rlvr"].items() if name.startswith("importance")}
 
 
-def _hints(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a hint channel that is off, with what finds and writes hints: demonstrations may need some."""
+def _hints(data: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a hint channel that is off, with what finds and writes hints where the stage's own section asks for re-attempts. The
+    stage has no teachers, who could write some."""
+    if not own.get("reattempts"):
+        return {"weight": 0.0}
     generators = [name for name in data["loss"]["hint"]["generators"] if name not in ("judge", "consensus")]
     return {"weight": 0.0, "detectors": data["loss"]["hint"]["detectors"], "generators": generators}
 

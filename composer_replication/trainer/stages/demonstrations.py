@@ -62,9 +62,11 @@ class DemonstrationSources:
     budgets: Budgets
     _transcripts: dict[Path, list[Trajectory | Trace]] = field(default_factory=dict)
     _code: TaskCode = field(init=False)
+    _apart: frozenset[str] = field(init=False)
+    """Ids of what is held out."""
 
     def __post_init__(self) -> None:
-        self._code = TaskCode(self.held_out)
+        self._code, self._apart = TaskCode(self.held_out), frozenset(task.spec.task_id for task in self.held_out)
 
     def check(self) -> None:
         """Read the files, and check that every task has what its source needs. To be called before anything is rolled out.
@@ -141,7 +143,7 @@ class DemonstrationSources:
 
     def _unfit(self, one: Trajectory, tokens: int, *, graded_elsewhere: bool) -> str:
         """Return why a conversation is no demonstration; empty when it is one."""
-        if any(one.task_id == task.spec.task_id for task in self.held_out):
+        if one.task_id in self._apart:
             return "of a held-out task"
         if graded_elsewhere and self._code.given_away_by(
             self.renderer.decode([i for turn in one.turns for i in turn.action_ids])

@@ -28,7 +28,9 @@ def _with_one_server(data: dict[str, Any]) -> None:
         data["rollout"]["server_url"] = address[0]
 
 
-SFT = EarlierStage(name="sft", what="fine-tuning before RL", decides=("tasks.", "env.", "reward."), reshape=_with_one_server)
+SFT = EarlierStage(
+    name="sft", what="fine-tuning before RL", decides=("tasks.", "env.", "reward.", "loss.hint."), reshape=_with_one_server
+)
 
 
 async def train_imitation(context: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
@@ -40,7 +42,7 @@ async def train_imitation(context: RunContext, config: RunConfig, arm: str, show
         ComposerError: as `ArmTrainer.create`.
     """
     tasks = [task for task in context.train if not task.spec.impossible]
-    made_of = decisive(config, "sft.", "model.", "tasks.", "env.", "reward.", "rollout.", "sandbox.", "seed")
+    made_of = decisive(config, "sft.", "model.", "tasks.", "env.", "reward.", "rollout.", "sandbox.", "loss.hint.", "seed")
     with closing(LogprobCache()) as unused, closing(ArmTrainer.create(context, config, arm, unused)) as trainer:
         renderer, window = trainer.renderer, trainer.collector.context_window
         budgets = replace(Budgets.of(config.rollout), context_tokens=min(config.rollout.context_tokens, window))
