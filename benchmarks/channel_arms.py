@@ -69,6 +69,7 @@ def beside_grpo() -> Iterator[Arm]:
         own = {"replay.variant": "dpo", "replay.learning_rate": rate / 10}
         yield replace(grpo, name="grpo + replay 1: dpo, a tenth of the rate", replay=1.0, options=own)
         yield replace(grpo, name="grpo + hint 1: turn", hint=1.0, options={"hint.reduction": "turn"})
+        yield replace(grpo, name="grpo + hint 1: trajectory", hint=1.0, options={"hint.span": "trajectory"})
         yield replace(grpo, name="grpo + hint 1: beta 0.5", hint=1.0, options={"hint.beta": 0.5})
         useful = replace(grpo, name="grpo + hint 1: useful only", hint=1.0, useful_only=True)
         yield useful

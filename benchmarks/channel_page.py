@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA, PAGE = ROOT / "docs" / "figures" / "channels.json", ROOT / "docs" / "channels.md"
 BEGIN, END = "<!-- tables of benchmarks/channel_page.py -->", "<!-- end of the tables -->"
 _BESIDE = (
-    *("grpo", "grpo + hint 0.3", "grpo + hint 1", "grpo + hint 3", "grpo + hint 1: turn", "grpo + hint 1: beta 0.5"),
+    *("grpo", "grpo + hint 0.3", "grpo + hint 1", "grpo + hint 3", "grpo + hint 1: turn", "grpo + hint 1: trajectory"),
+    "grpo + hint 1: beta 0.5",
     *("grpo + hint 1: useful only", "grpo + hint 1, a quarter wrong", "grpo + hint 1: useful only, a quarter wrong"),
     *("grpo + replay 0.3", "grpo + replay 1", "grpo + replay 3", "grpo + replay 1: dpo"),
     "grpo + replay 1: dpo, a tenth of the rate",

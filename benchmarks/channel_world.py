@@ -22,6 +22,7 @@ import torch
 from composer_replication.envs.coding import SYSTEM_PROMPT
 from composer_replication.envs.oracle import call_turn
 from composer_replication.envs.tools import CODING_TOOLS
+from composer_replication.hints import Span, insert_hints
 from composer_replication.loss import sequence_logprobs
 from composer_replication.loss.batch import right_padded
 from composer_replication.quickstart.language import GLOSSARY, HOUSE_TERMS, OPERATIONS, WORDS, Module, modules, project_path
@@ -31,7 +32,7 @@ from composer_replication.rollouts.protocol import SampleRequest
 from composer_replication.rollouts.transformers_engine import TransformersEngine, stop_ids_of
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces.states import state_id
-from composer_replication.types import Deletion, HintedTurn, Message, Pair, StopReason, Trajectory, Turn
+from composer_replication.types import Deletion, Hint, HintedTurn, Message, Pair, StopReason, Trajectory, Turn
 
 OPERATORS = tuple(OPERATIONS.values())
 FORMS = ("return {op}({first}, {second})", "value = {op}({first}, {second})\n    return value")
@@ -293,30 +294,28 @@ def _off_script(
 
 
 def hints_of(
-    groups: Sequence[Sequence[Trajectory]], some: Sequence[Rule], renderer: ChatRenderer, words: dict[str, str]
+    groups: Sequence[Sequence[Trajectory]], some: Sequence[Rule], renderer: ChatRenderer, words: dict[str, str], span: Span
 ) -> list[HintedTurn]:
     """Return a hint for the edit of each rollout that kept to the script and failed.
 
     Args:
         words: what the hint of each term says that it means.
+        span: as for `insert_hints`.
     """
-    made = []
-    for rule, siblings in zip(some, groups, strict=True):
-        before = rule.hinted(renderer, words[rule.term])
-        for one in siblings:
-            if one.stop_reason is StopReason.SUBMITTED and one.reward == 0.0:
-                action = one.turns[1].action_ids
-                made.append(
-                    HintedTurn(
-                        trajectory_id=one.trajectory_id,
-                        turn=1,
-                        student_start=len(rule.before_edit),
-                        teacher_ids=(*before, *action),
-                        teacher_start=len(before),
-                        action_ids=action,
-                    )
-                )
-    return made
+    trajectories = [one for siblings in groups for one in siblings]
+    hints = [
+        Hint(
+            trajectory_id=one.trajectory_id,
+            turn=1,
+            kind="tests_failed",
+            text=hint_text(rule.term, words[rule.term]),
+            source="world",
+        )
+        for rule, siblings in zip(some, groups, strict=True)
+        for one in siblings
+        if one.stop_reason is StopReason.SUBMITTED and one.reward == 0.0
+    ]
+    return [*insert_hints(trajectories, hints, renderer, span=span).hinted]
 
 
 def meanings(wrong: float, rng: random.Random) -> dict[str, str]:

@@ -53,7 +53,12 @@ ROOT = Path(__file__).resolve().parents[1]
 _MEASURED = (
     *("composer_replication/loss/**/*.py", "composer_replication/distillation/**/*.py"),
     *("composer_replication/trainer/learning/**/*.py", "composer_replication/trainer/pairs/held.py"),
-    *("composer_replication/hints/holding.py", "composer_replication/trainer/hint_filter.py", "benchmarks/channel_world.py"),
+    *(
+        "composer_replication/hints/holding.py",
+        "composer_replication/hints/insertion.py",
+        "composer_replication/trainer/hint_filter.py",
+        "benchmarks/channel_world.py",
+    ),
 )
 """Code that the figures describe: runs of other code are made again."""
 
@@ -142,7 +147,8 @@ class _Sampler:
         some = self._tasks(TASKS)
         groups = drawn(self.learner.policy, self.renderer, some, SIBLINGS, step, self.rng)
         self.rollouts += TASKS * SIBLINGS
-        hints = hints_of(groups, some, self.renderer, self.words) if self.arm.hint > 0 else []
+        span = self.learner.config.loss.hint.span
+        hints = hints_of(groups, some, self.renderer, self.words, span) if self.arm.hint > 0 else []
         trajectories = [one for siblings in groups for one in siblings]
         if self.arm.useful_only:
             hints = [*only_useful(SelectedHints(hints, (), ()), trajectories, self.learner).hinted]

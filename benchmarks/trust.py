@@ -193,13 +193,11 @@ def name_of(package: str) -> str:
 def built(package: str, folder: Path, before: Path | None, now: Clock) -> dict[str, Any]:
     """Build a package and count what the rewards of its tasks rest on."""
     source, name = f"pypi:{package}", name_of(package)
-    first = BuildOptions(install=True, max_tasks=1, forgeable=True)  # which makes the environment that all builds use
-    python = Path(build_tasks(source, folder / name / "first", first).python)
+    several = BuildOptions(install=True, min_group_size=2, group_size=3, max_tasks=_SEVERAL, forgeable=True)
+    python = Path(build_tasks(source, folder / name / "several", several).python)  # of the environment that all builds use
     cpu_s = build_with(ROOT, source, folder / name / "now", python, now)
     tasks = load_tasks(folder / name / "now")
     strong = [task for task in tasks if not task.spec.forgeable]
-    several = BuildOptions(python=python, min_group_size=2, group_size=3, max_tasks=_SEVERAL, forgeable=True)
-    build_tasks(source, folder / name / "several", several)
     groups = load_tasks(folder / name / "several")
     passing = ("a trivial body", "trivial bodies", "the tests' answers")
     bodies = [task.spec.hidden.weakness for task in tasks if task.spec.hidden.weakness.startswith(passing)]
@@ -288,7 +286,7 @@ def main() -> None:
                 built(package, folder, None, now)  # its figures are known, and its tasks were elsewhere
     for package in [] if arguments.builds_only else arguments.packages:
         if "rewarded" not in known[package]:
-            keep(package, judged(package, folder, folder / name_of(package) / "first" / ".venv" / "bin" / "python"))
+            keep(package, judged(package, folder, folder / name_of(package) / "several" / ".venv" / "bin" / "python"))
     found = summary({package: known[package] for package in arguments.packages if package in known})
     emit("trust", found)
     raise SystemExit(not found["passed"])

@@ -24,8 +24,8 @@ def evaluate_run(
 
     Args:
         config: as for `train`.
-        policies: folders or Hugging Face ids by name; by default the run's start, the fine-tuned policy and each arm's newest
-            checkpoint, as far as they are there.
+        policies: folders, Hugging Face ids or, as `teacher:NAME`, the run's own teachers, by name; by default the run's start,
+            the fine-tuned policy and each arm's newest checkpoint, as far as they are there.
         overrides: as for `train`.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,8 @@ def sft(
     config: str | os.PathLike[str] | Mapping[str, Any] | RunConfig,
     *,
     env: EnvSource | None = None,
+    reward: RewardFunction | None = None,
+    callbacks: Sequence[StepCallback] = (),
     resume: bool = False,
     overrides: Sequence[str] = (),
     terminal: Terminal | None = None,
@@ -102,18 +105,26 @@ def sft(
     """Fine-tune the policy of a run on demonstrations, as its section `[sft]` says, and return that run, `OUT/NAME/sft`.
 
     It starts from what `pretrain` wrote, where the run has that stage, and `train` with the same configuration then starts from
-    it. Arguments are those of `train`.
+    it. Arguments are those of `train`; `reward` also decides which of the policy's own rollouts become demonstrations.
 
     Raises:
         ConfigError: `sft.enabled` is false, or something is wrong with the run or with its demonstrations.
         ComposerError: as `train`.
     """
     resolved = resolved_config(config, overrides, env_given=env is not None)
-    return _stage(SFT, resolved, train_imitation, env=env, resume=resume, terminal=terminal)
+    one = partial(train_imitation, callbacks=callbacks)
+    return _stage(SFT, resolved, one, env=env, reward=reward, resume=resume, terminal=terminal)
 
 
 def _stage(
-    stage: EarlierStage, config: RunConfig, one: TrainArm, *, env: EnvSource | None, resume: bool, terminal: Terminal | None
+    stage: EarlierStage,
+    config: RunConfig,
+    one: TrainArm,
+    *,
+    env: EnvSource | None,
+    reward: RewardFunction | None = None,
+    resume: bool,
+    terminal: Terminal | None,
 ) -> Run:
     """Train a stage before RL, from what the stages before it have written."""
     resolved = stage.run_of(started_from(config, BEFORE_RL[: BEFORE_RL.index(stage)]))
@@ -122,7 +133,7 @@ def _stage(
         follow(resolved)
         return Run(RunDir(resolved.out / resolved.name))
     with open_run(resolved, resume=resume) as run_dir:
-        wait_for(train_arms(resolved, run_dir, _shown(terminal, run_dir), one=one, env=env))
+        wait_for(train_arms(resolved, run_dir, _shown(terminal, run_dir), one=one, env=env, reward=reward))
         write_whole(resolved)
         _judge(resolved, run_dir)
     return Run(run_dir)

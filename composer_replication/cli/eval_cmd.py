@@ -27,8 +27,9 @@ def evaluate(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="A policy, as NAME=FOLDER or NAME=HUGGING_FACE_ID; repeat it for several. By default the run's start, the "
-            "policies of `composer pretrain` and `composer sft`, and the newest checkpoint of each arm, as far as they are there."
+            help="A policy, as NAME=FOLDER, NAME=HUGGING_FACE_ID or, for one of the run's [[teachers]], NAME=teacher:ITS_NAME; "
+            "repeat it for several. By default the run's start, the policies of `composer pretrain` and `composer sft`, and the "
+            "newest checkpoint of each arm, as far as they are there."
         ),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON, all else to stderr.")] = False,
@@ -37,7 +38,8 @@ def evaluate(
 
     It makes eval.samples rollouts of each task, with the run's budgets, tools, sandbox and engine; any field can be overridden,
     e.g. --eval.samples 16 --tasks.held_out other/tasks. The same command continues after an interruption. Rollouts, report.html
-    and results.json are in OUT/NAME/eval.
+    and results.json are in OUT/NAME/eval. A teacher is asked over HTTP, at rollout.temperature and within
+    loss.replay.max_total_usd.
     """
     refuse_misspelt(context, [str(run), *context.args])
     config = load_config(run, context.args)

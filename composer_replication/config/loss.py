@@ -170,6 +170,10 @@ class HintConfig(Section):
 
     weight: Weight = 1.0
     """Multiply the hint channel's loss by this. 0 turns the channel off."""
+    max_pull: Annotated[float, Field(gt=0.0)] | None = None
+    """Lower the weight, to a tenth at most, while the channel pulls more than this many times as hard on the policy as the policy
+    gradient (`hint/pull` over `rlvr/pull`, averaged over some steps). No cap by default; set 3 or so where the run warns that the
+    channel drowns the others. `hint/weight_share` tells what was applied."""
     form: Literal["jsd", "top_k_jsd", "sampled_token", "taid", "entropy_opd", "entropy_gated"] = "jsd"
     """Choose what is compared: distributions over the vocabulary (jsd) or over its most likely tokens (top_k_jsd), or only the
     sampled tokens' log-probs (sampled_token). `taid` moves the target from student to teacher over training; `entropy_opd` uses
@@ -203,6 +207,10 @@ class HintConfig(Section):
     reduction: Literal["turn", "token"] = "token"
     """Average over all compared tokens, as the other channels do over theirs (`token`), or sum over a turn's tokens and average
     over turns (`turn`), which weighs a token more by the tokens of a turn."""
+    span: Literal["turn", "trajectory"] = "turn"
+    """Put each hint before the turn that went wrong and compare that turn (`turn`), or put all hints of a trajectory after its
+    prompt and compare all of its turns (`trajectory`), as SDPO does with whole responses; then raise per_trajectory to give the
+    self-teacher the whole feedback. `trajectory` compares many more tokens, of turns that were right too."""
     detectors: tuple[str, ...] = (
         *("unknown_tool", "malformed_call", "invalid_arguments", "edit_not_applied", "path_not_found", "permission"),
         *("failed_run", "failed_grade", "repeated_action", "malformed_markup", "no_tool_call", "cut_off"),
@@ -228,12 +236,23 @@ class HintConfig(Section):
     shuffle: bool = False
     """Give every error turn another task's hint. Use it only as a control arm."""
 
+    @model_validator(mode="after")
+    def _usefulness_is_of_a_turn(self) -> Self:
+        if self.span == "trajectory" and self.useful_only:
+            refuse(
+                "useful_only asks about one action, and span = trajectory compares all", "set useful_only = false or span = turn"
+            )
+        return self
+
 
 class ReplayConfig(Section):
     """Channel 3: teachers re-answer frozen traces; verified disagreements become preference pairs."""
 
     weight: Weight = 1.0
     """Multiply the replay channel's loss by this. 0 turns the channel off."""
+    max_pull: Annotated[float, Field(gt=0.0)] | None = None
+    """Lower the weight, to a tenth at most, while the channel pulls more than this many times as hard on the policy as the policy
+    gradient; see loss.hint.max_pull. `replay/weight_share` tells what was applied."""
     variant: Literal["sft", "dpo", "dpo_positive", "ipo", "apo_zero", "kto", "simpo"] = "sft"
     """Choose the loss on pairs. `sft` raises the log-prob of the chosen answers and reads nothing else. The others also push the
     rejected answers down, relative to the starting policy's log-probs: by the pair's margin (dpo), with a penalty on chosen
@@ -285,6 +304,15 @@ class ReplayConfig(Section):
     gate: GateConfig = GateConfig()
     normalize: NormalizeConfig = NormalizeConfig()
 
+    @model_validator(mode="after")
+    def _the_cap_acts(self) -> Self:
+        if self.max_pull is not None and self.learning_rate is not None:
+            refuse(
+                "max_pull and learning_rate are both set: pairs with optimizer steps of their own drown nothing",
+                "leave one of them out",
+            )
+        return self
+
     @property
     def has_reference(self) -> bool:
         """True when the loss compares with the starting policy's log-probs."""
@@ -309,5 +337,10 @@ class LossConfig(Section):
             refuse(
                 "replay.reattempts goes on from hinted turns, and hint.weight = 0 makes no hints",
                 "set hint.weight above 0, a small one if the divergence itself is not wanted, or replay.reattempts = 0",
+            )
+        if self.replay.reattempts > 0 and self.replay.weight > 0 and self.hint.span == "trajectory":
+            refuse(
+                "replay.reattempts goes on from one hinted turn, and hint.span = trajectory has none",
+                "set hint.span = turn or replay.reattempts = 0",
             )
         return self

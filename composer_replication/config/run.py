@@ -158,6 +158,9 @@ class RunConfig(Section):
     threads: Annotated[int, Field(ge=0)] = 0
     """Give torch this many CPU threads; 0 keeps torch's default. With 1 a resumed run is bit-identical to an uninterrupted
     one."""
+    usd_per_hour: Weight | None = None
+    """Price an hour of all machines that the run holds, together, at this many US dollars. A dry run multiplies it by the hours
+    that it plans. Without a price it plans hours alone."""
     model: ModelConfig
     pretrain: PretrainConfig = PretrainConfig()
     sft: SftConfig = SftConfig()

@@ -26,7 +26,7 @@ from composer_replication.hints.generators import (
     generators_named,
 )
 from composer_replication.hints.holding import hold_turns, other_turns
-from composer_replication.hints.insertion import insert_hint, insert_hints
+from composer_replication.hints.insertion import Span, insert_feedback, insert_hint, insert_hints
 from composer_replication.hints.leak import leaks_action, leaks_gold
 from composer_replication.hints.report import explain, find_hints, shuffle_hints
 from composer_replication.hints.templates import TemplateHint, template_hint
@@ -46,6 +46,7 @@ __all__ = [
     "JudgeRule",
     "LintChanged",
     "Reading",
+    "Span",
     "StyleRules",
     "TemplateHint",
     "all_detectors",
@@ -57,6 +58,7 @@ __all__ = [
     "first_error",
     "generators_named",
     "hold_turns",
+    "insert_feedback",
     "insert_hint",
     "insert_hints",
     "leaks_action",

@@ -1,14 +1,21 @@
-"""Insertion of hints: a separate user message just before the error turn, in the self-teacher's context only."""
+"""Insertion of hints, in the self-teacher's context only: a user message just before the error turn, or after the prompt."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Hint, HintedTurn, Trajectory
+
+Span: TypeAlias = Literal["turn", "trajectory"]
+"""What a hint is compared on: `loss.hint.span`."""
+_NO_TOKENS = "the turn sampled no tokens"
+_NO_PROMPT = "the context does not end with the generation prompt"
+_TOO_LONG = "longer than the context window"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +23,15 @@ class Insertion:
     """The result of inserting a batch of hints."""
 
     hinted: tuple[HintedTurn, ...]
-    dropped: Mapping[str, int]
-    """Number of hints not inserted, by reason; `len(hinted)` plus these is the number of hints given."""
+    hints: tuple[Hint, ...]
+    """Those that were inserted."""
     dropped_hints: tuple[Hint, ...] = ()
     """The hints not inserted, each with its reason (`Hint.dropped`)."""
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Return the number of hints not inserted, by reason; `len(hints)` plus these is the number of hints given."""
+        return dict(Counter(str(hint.dropped) for hint in self.dropped_hints))
 
 
 def insert_hint(trajectory: Trajectory, hint: Hint, renderer: ChatRenderer) -> HintedTurn:
@@ -36,14 +48,32 @@ def insert_hint(trajectory: Trajectory, hint: Hint, renderer: ChatRenderer) -> H
         raise ValueError(f"hint for {hint.trajectory_id} offered to {trajectory.trajectory_id}")
     if not 0 <= hint.turn < len(trajectory.turns) or not trajectory.turns[hint.turn].action_ids:
         raise ValueError(f"{trajectory.trajectory_id} sampled nothing at turn {hint.turn}")
-    seen = trajectory.context_ids(hint.turn)
-    before = renderer.strip_generation_prompt(seen)
-    context = before + renderer.hint_ids(hint.text) + seen[len(before) :]
-    action = trajectory.turns[hint.turn].action_ids
+    before = renderer.strip_generation_prompt(trajectory.context_ids(hint.turn))
+    return _aligned(trajectory, hint.turn, before, renderer.hint_ids(hint.text))
+
+
+def insert_feedback(trajectory: Trajectory, texts: Iterable[str], renderer: ChatRenderer) -> Iterator[HintedTurn]:
+    """Align every turn under the student's true context and under the same context with all texts in one message after the
+    prompt, as self-distillation of whole responses does (SDPO, arXiv:2601.20802, section 3).
+
+    Raises:
+        ValueError: the prompt does not end with the template's generation prompt.
+    """
+    before = renderer.strip_generation_prompt(trajectory.prompt_ids)
+    added = renderer.hint_ids("\n\n".join(dict.fromkeys(texts)))
+    for number, turn in enumerate(trajectory.turns):
+        if turn.action_ids:
+            yield _aligned(trajectory, number, before, added)
+
+
+def _aligned(trajectory: Trajectory, number: int, before: tuple[int, ...], added: tuple[int, ...]) -> HintedTurn:
+    """Return a turn whose teacher's context has the ids `added` behind those `before`, with which its own context begins."""
+    seen, action = trajectory.context_ids(number), trajectory.turns[number].action_ids
+    context = before + added + seen[len(before) :]
     return HintedTurn(
         trajectory_id=trajectory.trajectory_id,
-        turn=hint.turn,
-        student_start=trajectory.action_start(hint.turn),
+        turn=number,
+        student_start=len(seen),
         teacher_ids=context + action,
         teacher_start=len(context),
         action_ids=action,
@@ -51,37 +81,54 @@ def insert_hint(trajectory: Trajectory, hint: Hint, renderer: ChatRenderer) -> H
 
 
 def insert_hints(
-    trajectories: Sequence[Trajectory], hints: Sequence[Hint], renderer: ChatRenderer, *, context_window: int | None = None
+    trajectories: Sequence[Trajectory],
+    hints: Sequence[Hint],
+    renderer: ChatRenderer,
+    *,
+    span: Span = "turn",
+    context_window: int | None = None,
 ) -> Insertion:
     """Insert every hint into its trajectory. A hint that cannot be inserted is counted under its reason, never passed over.
 
     Args:
         trajectories: must contain the trajectory of every hint.
-        context_window: most positions the self-teacher can attend to; None for no limit.
+        span: `turn` aligns each hint's turn (`insert_hint`); `trajectory` every turn of each trajectory that has hints
+            (`insert_feedback`).
+        context_window: most positions the self-teacher can attend to; None for no limit. Turns that end beyond it are not
+            aligned.
 
     Raises:
         KeyError: a hint names a trajectory that is not among `trajectories`.
     """
     by_id = {t.trajectory_id: t for t in trajectories}
     hinted: list[HintedTurn] = []
-    dropped_hints: list[Hint] = []
+    inserted: list[Hint] = []
+    dropped: list[Hint] = []
+    for together in [[hint] for hint in hints] if span == "turn" else _by_trajectory(hints):
+        trajectory = by_id[together[0].trajectory_id]
+        if span == "turn" and not trajectory.turns[together[0].turn].action_ids:
+            dropped.append(dataclasses.replace(together[0], dropped=_NO_TOKENS))
+            continue
+        try:
+            made = (
+                [insert_hint(trajectory, together[0], renderer)] if span == "turn" else _feedback(trajectory, together, renderer)
+            )
+        except ValueError:
+            dropped += [dataclasses.replace(hint, dropped=_NO_PROMPT) for hint in together]
+            continue
+        fitting = [turn for turn in made if context_window is None or len(turn.teacher_ids) <= context_window]
+        hinted += fitting
+        inserted += together if fitting else []
+        dropped += [] if fitting else [dataclasses.replace(hint, dropped=_TOO_LONG) for hint in together]
+    return Insertion(tuple(hinted), tuple(inserted), tuple(dropped))
+
+
+def _feedback(trajectory: Trajectory, hints: Sequence[Hint], renderer: ChatRenderer) -> list[HintedTurn]:
+    return [*insert_feedback(trajectory, [hint.text for hint in hints], renderer)]
+
+
+def _by_trajectory(hints: Iterable[Hint]) -> list[list[Hint]]:
+    found: defaultdict[str, list[Hint]] = defaultdict(list)
     for hint in hints:
-        placed = _place(by_id[hint.trajectory_id], hint, renderer, context_window)
-        if isinstance(placed, HintedTurn):
-            hinted.append(placed)
-        else:
-            dropped_hints.append(dataclasses.replace(hint, dropped=placed))
-    return Insertion(tuple(hinted), dict(Counter(str(hint.dropped) for hint in dropped_hints)), tuple(dropped_hints))
-
-
-def _place(trajectory: Trajectory, hint: Hint, renderer: ChatRenderer, context_window: int | None) -> HintedTurn | str:
-    """Return the aligned turn, or the reason why there is none."""
-    if not trajectory.turns[hint.turn].action_ids:
-        return "the turn sampled no tokens"
-    try:
-        aligned = insert_hint(trajectory, hint, renderer)
-    except ValueError:
-        return "the context does not end with the generation prompt"
-    if context_window is not None and len(aligned.teacher_ids) > context_window:
-        return "longer than the context window"
-    return aligned
+        found[hint.trajectory_id].append(hint)
+    return [*found.values()]

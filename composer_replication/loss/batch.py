@@ -136,6 +136,12 @@ def _hints(hints: Sequence[HintedTurn], trajectories: Sequence[Trajectory], pad_
         raise ValueError("two trajectories have the same trajectory_id, so a hint could belong to either")
     for hint in hints:
         _check_hint(hint, rows, trajectories)
+    return hint_inputs(hints, rows, pad_id=pad_id, reduction=reduction)
+
+
+def hint_inputs(hints: Sequence[HintedTurn], rows: Mapping[str, int], *, pad_id: int, reduction: HintReduction) -> Batch:
+    """Return the hint channel's tensors, for trajectories that stand in the batch's `rows`. Raises ValueError on an unknown
+    reduction."""
     widest = max(len(hint.action_ids) for hint in hints)
     offsets = torch.arange(widest)
     lengths = torch.tensor([[len(hint.action_ids)] for hint in hints])

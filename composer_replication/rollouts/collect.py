@@ -20,7 +20,7 @@ from typing import Required, TypedDict, TypeVar, Unpack
 from composer_replication.rollouts.agent_loop import RecordFields, Rollout, derive_seed
 from composer_replication.rollouts.batching import BatchingEngine
 from composer_replication.rollouts.env_threads import EnvThreads, OutOfTimeError, RolloutClock
-from composer_replication.rollouts.protocol import AsyncEngine, Budgets, Engine, Env, Sample, SampleRequest
+from composer_replication.rollouts.protocol import AsyncEngine, Budgets, Engine, Env, NoSampleError, Sample, SampleRequest
 from composer_replication.rollouts.request_limit import RequestLimit
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Group, Trajectory, Unscored
@@ -201,10 +201,10 @@ class _Collection:
             finish = partial(self._finish, rollout)
             async with self.env_threads.grading:
                 trajectory = await self._in_env("grade", finish, clock)
-        except OutOfTimeError as late:
+        except (OutOfTimeError, NoSampleError) as why:
             self.engine.close([rollout.trajectory_id])
             rollout.close()
-            trajectory = rollout.abandon(str(late), **self.record)
+            trajectory = rollout.abandon(str(why), **self.record)
         self.done[rollout.trajectory_id] = trajectory
         self._report()
 

@@ -83,6 +83,10 @@ class TurnEnv(Protocol):
         ...
 
 
+class NoSampleError(Exception):
+    """An engine has no turn for one session, and may have some for others. Its rollout ends without a reward."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
     """Continue one session by one turn."""

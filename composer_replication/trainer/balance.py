@@ -25,7 +25,8 @@ def imbalance(metrics: Mapping[str, float], channels: Sequence[str] = CHANNELS) 
     if len(felt) < 2 or felt[-1][0] < DWARFED * felt[0][0]:
         return None
     (least, weak), (most, strong) = felt[0], felt[-1]
-    fix = f"lower loss.{strong}.weight" if weak == "rlvr" else f"raise loss.{weak}.weight"
+    lower = f"lower loss.{strong}.weight or cap the channel with loss.{strong}.max_pull"
+    fix = lower if weak == "rlvr" else f"raise loss.{weak}.weight"
     return f"the {strong} channel pulls {most / least:.0f} times as hard on the policy as {weak}; {fix} if that is not intended"
 
 

@@ -179,8 +179,13 @@ def prove_solutions(config: RunConfig, checked: Checked, sandbox: Sandbox) -> No
 
 def fingerprint(policy: PreTrainedModel, tasks: Sequence[AnyTask], pairs: Path | None = None) -> dict[str, str]:
     """Return SHA-256 digests of the starting weights, of the tasks and of the file of pairs that is trained on, by name."""
+    of_file = {} if pairs is None else {"pairs in loss.replay.pairs": file_digest(pairs)}
+    return {"starting weights": weights_digest(policy), "tasks": digest_of(tasks), **of_file}
+
+
+def digest_of(tasks: Sequence[AnyTask]) -> str:
+    """Return a SHA-256 digest of tasks, in their order."""
     manifests = hashlib.sha256()
     for task in tasks:
         manifests.update(task.digest())
-    of_file = {} if pairs is None else {"pairs in loss.replay.pairs": file_digest(pairs)}
-    return {"starting weights": weights_digest(policy), "tasks": manifests.hexdigest(), **of_file}
+    return manifests.hexdigest()

@@ -99,10 +99,14 @@ def follow(config: RunConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     for arm in config.arms:
-        variant = resolve_arm(config, arm)
-        torch.manual_seed(variant.seed)
-        model, _ = load_policy(variant.model)
-        Learner(model, variant, sharded=variant.substrate.shard).follow()
+        follow_arm(resolve_arm(config, arm))
+
+
+def follow_arm(config: RunConfig) -> None:
+    """Take part in whatever the first process does with the learner of an arm, until it is done. Raises as `follow`."""
+    torch.manual_seed(config.seed)
+    model, _ = load_policy(config.model)
+    Learner(model, config, sharded=config.substrate.shard).follow()
 
 
 def write_arms_report(config: RunConfig, run_dir: RunDir, rows: Sequence[SummaryRow], start_label: str = "start") -> None:

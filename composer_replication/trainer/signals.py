@@ -146,10 +146,8 @@ class SignalMaker:
             places = {(h.trajectory_id, h.turn) for h in hints}
             lonely = (h for h in found.hints if (h.trajectory_id, h.turn) not in places)
             dropped += [dataclasses.replace(h, dropped="no other task has another hint") for h in lonely]
-        inserted = insert_hints(trajectories, hints, self.renderer, context_window=self.context_window)
-        places = {(h.trajectory_id, h.turn) for h in inserted.hinted}
-        kept = [h for h in hints if (h.trajectory_id, h.turn) in places]
-        selected = SelectedHints(inserted.hinted, tuple(kept), (*dropped, *inserted.dropped_hints))
+        inserted = insert_hints(trajectories, hints, self.renderer, span=hint.span, context_window=self.context_window)
+        selected = SelectedHints(inserted.hinted, inserted.hints, (*dropped, *inserted.dropped_hints))
         if not hint.useful_only:
             return selected
         if self.useful is None:

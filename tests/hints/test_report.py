@@ -127,6 +127,35 @@ def test_impossible_insertions_are_counted():
         insert_hint(failing(task="other"), hint, renderer())
 
 
+def test_feedback_on_a_whole_trajectory_stands_after_its_prompt():
+    t = failing()
+    hints = [Hint(trajectory_id=t.trajectory_id, turn=turn, kind="k", text=text, source="s") for turn, text in enumerate("ABA")]
+    made = insert_hints([t], hints[: len(t.turns)], renderer(), span="trajectory")
+    assert made.hints == tuple(hints[: len(t.turns)])
+    assert [one.turn for one in made.hinted] == list(range(len(t.turns)))
+    before = renderer().strip_generation_prompt(t.prompt_ids)
+    message = renderer().hint_ids("A\n\nB")
+    for one in made.hinted:
+        own = (*t.context_ids(one.turn), *t.turns[one.turn].action_ids)
+        assert one.teacher_ids == (*before, *message, *own[len(before) :]), "said once, before everything that was sampled"
+        assert one.teacher_start - one.student_start == len(message)
+        assert own[one.student_start :] == one.action_ids == one.teacher_ids[one.teacher_start :]
+
+
+def test_turns_beyond_the_window_get_no_feedback():
+    t = failing()
+    hint = Hint(trajectory_id=t.trajectory_id, turn=0, kind="k", text="Hint.", source="s")
+    whole = insert_hints([t], [hint], renderer(), span="trajectory").hinted
+    cut = insert_hints([t], [hint], renderer(), span="trajectory", context_window=len(whole[-1].teacher_ids) - 1)
+    assert (cut.hinted, cut.hints) == (whole[:-1], (hint,))
+    none = insert_hints([t], [hint], renderer(), span="trajectory", context_window=10)
+    assert (none.hinted, none.hints, none.dropped) == ((), (), {"longer than the context window": 1})
+    torn = dataclasses.replace(t, prompt_ids=t.prompt_ids[:-1])
+    assert insert_hints([torn], [hint], renderer(), span="trajectory").dropped == {
+        "the context does not end with the generation prompt": 1
+    }
+
+
 @given(faults=st.lists(st.integers(0, 2), min_size=2, max_size=6), siblings=st.integers(1, 3), seed=st.integers(0, 1000))
 def test_a_shuffled_hint_is_another_tasks_and_another(faults, siblings, seed):
     """Also where tasks share a fault, and so the text of its hint."""

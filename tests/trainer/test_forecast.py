@@ -113,12 +113,28 @@ def test_a_servers_weights_are_on_the_disk_too() -> None:
     assert disk_bytes(trial, server_weights="/elsewhere") == disk_bytes(TRIAL)
 
 
-def test_what_the_time_leaves_out_is_said() -> None:
-    def said(run: RunConfig) -> str:
-        console = Console(file=io.StringIO(), width=200)
-        console.print(say_forecast(make_forecast(TRIAL, run, "main", tasks=9, held_out=2, arms=1)))
-        return console.file.getvalue()
+def said(run: RunConfig, trial: Trial = TRIAL) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(say_forecast(make_forecast(trial, run, "main", tasks=9, held_out=2, arms=1)))
+    return console.file.getvalue()
 
+
+def test_the_machine_has_its_price() -> None:
+    """5 steps of 7.75 s to 19.75 s, 4 evaluations of 4 s to 12 s and half a second, at $36 an hour: a cent a second."""
+    assert "US dollars" not in said(config())
+    assert re.search(r"US dollars for the machine +0\.0775 to 0\.1975 +0\.5525 to 1\.4725", said(config(usd_per_hour=36.0)))
+
+
+def test_more_processes_try_more_rollouts() -> None:
+    """Eight rollouts of a trial are a whole step of eight: nothing is scaled but the number of steps."""
+    eight = replace(TRIAL, trajectories=(trajectory(10), trajectory(30)) * 4)
+    made = make_forecast(eight, config(), "main", tasks=9, held_out=0, arms=1)
+    assert made.step_s == (0.5 + 4.0 + 1.0,) * 2
+    assert "8 rollouts" in said(config(), eight)
+    assert "from all rollouts side by side to 8 at a time" in said(config(), eight)
+
+
+def test_what_the_time_leaves_out_is_said() -> None:
     assert "not in the time" not in said(config())
     prices = {"usd_per_million_input": 0.0, "usd_per_million_output": 0.0, "api_key_env": ""}
     teachers = [{"name": name, "model": name, "base_url": "http://a", **prices} for name in ("one", "other")]

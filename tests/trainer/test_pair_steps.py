@@ -125,8 +125,12 @@ def test_the_brake_holds_the_preferences_and_not_the_anchor(run_file: Path) -> N
     assert braked.weight * braked.anchor == pytest.approx(0.8 * 0.5)
 
 
-def test_simpo_has_no_reference_and_so_no_brake(run_file: Path) -> None:
-    assert Controls.of(load_config(run_file, ["--loss.replay.variant", "simpo"])).brake is None
+def test_every_loss_that_reads_rejected_answers_is_braked(run_file: Path) -> None:
+    """SimPO too: it needs no reference itself, and its chosen answers can fall all the same."""
+    assert Controls.of(load_config(run_file, ["--loss.replay.variant", "simpo"])).brake is not None
+    assert Controls.of(load_config(run_file, ["--loss.replay.variant", "sft"])).brake is None
+    trained = learner(run_file, "--loss.replay.variant", "simpo")
+    assert {"replay/chosen/distance/mean", "replay/preference_share"} <= trained.update(batch(trained)).metrics.keys()
 
 
 def test_an_anchor_of_0_is_refused_in_a_run_file(run_file: Path) -> None:

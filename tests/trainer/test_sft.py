@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from in_process import composer_here
 from torch.nn.functional import cross_entropy
 from world import World, composer, finish
 
+import composer_replication
 from composer_replication.config import RunConfig, load_config, resolve_arm, to_toml
 from composer_replication.envs.source import AnyTask
 from composer_replication.loss.forward.model_checkpoint import read_checkpoint
@@ -26,11 +27,13 @@ from composer_replication.observe import RunDir
 from composer_replication.rollouts import Budgets, Engine
 from composer_replication.tasks import load_tasks
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.open_run import decisive
 from composer_replication.trainer.stages.before import started_from
 from composer_replication.trainer.stages.demonstrations import DemonstrationSources
 from composer_replication.trainer.stages.order import BEFORE_RL
 from composer_replication.trainer.stages.sft import SFT as STAGE
+from composer_replication.trainer.train import StepCallback
 from composer_replication.types import GradeReport, Group, Trajectory, Unscored, from_json, to_json
 from composer_replication.types.errors import ConfigError
 
@@ -90,6 +93,31 @@ def test_the_policy_learns_its_tasks_solutions_and_rl_starts_from_it(run_file: P
         "sft/ckpt/main/step_00008"
     )
     assert (folder / "runs" / "run" / "ckpt" / "main" / "step_00001").is_dir()
+
+
+@pytest.mark.slow
+def test_a_reward_and_callbacks_from_python(run_file: Path) -> None:
+    """The reward chooses the policy's own demonstrations: here all that submit, whatever the tests say, and then none."""
+    with_budgets(run_file)
+    config = load_config(run_file, [*SFT, "--sft.oracle", "false", "--sft.samples", "2", "--sft.steps", "2"])
+
+    class Counting(StepCallback):
+        steps = 0
+
+        def on_step_end(self, arm: ArmTrainer, step: int, metrics: Mapping[str, float]) -> None:
+            assert metrics["sft/demonstrations"] > 0
+            self.steps += 1
+
+    counting = Counting()
+    run = composer_replication.sft(config, reward=lambda _trajectory: 1.0, callbacks=[counting])
+    assert counting.steps == 2
+    assert run.path.name == "sft"
+    with pytest.raises(ConfigError, match=r"nothing to learn from|no demonstration"):
+        composer_replication.sft(config.model_copy(update={"name": "other"}), reward=nothing)
+
+
+def nothing(_trajectory: Trajectory) -> float:
+    return 0.0
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -161,14 +162,22 @@ def test_shared_out_weights_train_over_a_server_and_are_saved_whole(world: World
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", [False, True], ids=["whole on each", "shared out"])
-def test_memory_is_planned_by_all_processes(run_file: Path, shared: bool) -> None:
-    served = ["--rollout.engine", "vllm", "--rollout.server_url", "http://127.0.0.1:1", "--loss.rlvr.importance", "tis"]
-    words = [*served, "--substrate.shard", "true"] if shared else []
-    said = both("train", str(run_file), *words, "--dry-run", cwd=run_file.parent)
+def test_memory_and_time_are_planned_by_all_processes(run_file: Path) -> None:
+    said = both("train", str(run_file), *CHANNELS, "--usd_per_hour", "2", "--dry-run", cwd=run_file.parent)
     assert said.count("memory of arm main on cpu, for each of 2 processes") == 1
     assert said.count("at most during an update") == 1
-    assert "no rollout was made: time is planned by a process alone" in said
+    assert said.count("trial of arm main") == 1
+    assert re.search(r"US dollars for the machine +\d", said)
+
+
+@pytest.mark.slow
+def test_memory_of_shared_out_weights_is_planned_by_all_processes(run_file: Path) -> None:
+    """On a server that somebody else has started no rollout is made."""
+    served = ["--rollout.engine", "vllm", "--rollout.server_url", "http://127.0.0.1:1", "--loss.rlvr.importance", "tis"]
+    said = both("train", str(run_file), *served, "--substrate.shard", "true", "--dry-run", cwd=run_file.parent)
+    assert said.count("memory of arm main on cpu, for each of 2 processes") == 1
+    assert "no rollout was made: the server may hold the weights of another run" in said
+    assert "trial of arm main" not in said
 
 
 def test_what_starts_its_own_processes_is_not_started_by_several(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

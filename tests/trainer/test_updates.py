@@ -243,7 +243,8 @@ def test_a_channel_that_drowns_another_is_named() -> None:
     assert imbalance({"hint/pull": 9.0}) is None
     assert imbalance({"rlvr/pull": 0.0, "hint/pull": 9.0}) is None, "a step whose rewards are alike"
     assert imbalance({"rlvr/pull": 0.1, "hint/pull": 9.0, "replay/pull": 1.0}) == (
-        "the hint channel pulls 90 times as hard on the policy as rlvr; lower loss.hint.weight if that is not intended"
+        "the hint channel pulls 90 times as hard on the policy as rlvr; lower loss.hint.weight or cap the channel with "
+        "loss.hint.max_pull if that is not intended"
     )
     assert "; raise loss.hint.weight if" in str(imbalance({"replay/pull": 9.0, "hint/pull": 0.1}))
     assert imbalance({"rlvr/pull": 0.1, "replay/pull": 9.0}, ["rlvr", "hint"]) is None, "steps of its own"

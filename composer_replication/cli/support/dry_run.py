@@ -79,10 +79,7 @@ def check(config: RunConfig) -> None:
     plan = make_plan(variant, architecture, window, rollouts)
     console.print(say_plan(plan, arm))
     check_fit(plan, variant)
-    if launched_processes() > 1:
-        console.print("no rollout was made: time is planned by a process alone", soft_wrap=True)
-        return
-    if variant.rollout.server_urls:
+    if not _is_tried(variant):
         console.print("no rollout was made: the server may hold the weights of another run", soft_wrap=True)
         return
     trial = wait_for(try_run(variant, arm, Terminal(console), source))
@@ -94,14 +91,22 @@ def check(config: RunConfig) -> None:
 
 
 def plan_along(config: RunConfig) -> None:
-    """Take part in the plan of memory that the first of several processes makes. Raises as `check`."""
+    """Take part in the plan of memory and in the trial that the first of several processes makes. Raises as `check`."""
     from composer_replication.loss.forward.models import load_architecture, window_of
     from composer_replication.trainer.planning.plan import make_plan
+    from composer_replication.trainer.report import follow_arm
 
     if config.substrate.type == "local":
         architecture = load_architecture(config.model.path)
         _, variant = _planned({arm: resolve_arm(config, arm) for arm in config.arms})
         make_plan(variant, architecture, window_of(architecture), 0)  # what it finds is not shown
+        if _is_tried(variant):
+            follow_arm(variant)
+
+
+def _is_tried(config: RunConfig) -> bool:
+    """Return whether rollouts of an arm are made: not on servers that somebody else has started."""
+    return not config.rollout.server_urls
 
 
 def _planned(variants: Mapping[str, RunConfig]) -> tuple[str, RunConfig]:

@@ -46,7 +46,8 @@ class ReplayBrake:
     """The share of the preference loss that is applied: halved when the chosen answers have fallen twice in a row, doubled again
     when they are above the starting policy's log-probs. The anchor, which raises them, is never braked.
 
-    It reads the distance to the starting policy, so losses without a reference (SimPO) have no brake.
+    It reads the distance to the starting policy, also of losses that have no reference themselves (SimPO); a step that does not
+    know it says nothing.
 
     Losses that compare two answers reward a lower rejected one as well as a higher chosen one, and where both are much alike both
     fall (Razin et al., arXiv:2410.08847); accuracy and margin do not show it.

@@ -1,4 +1,4 @@
-"""Change a loss from step to step: TAID's clock, the entropy bonus, and the brake on preference losses."""
+"""Change a loss from step to step: TAID's clock, the entropy bonus, the brake on preference losses, the caps on channels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from composer_replication.config import LossConfig, RunConfig
 from composer_replication.distillation import TAIDScheduler
 from composer_replication.policy_gradient import EntropyControl
 from composer_replication.trainer.learning.brake import ReplayBrake
+from composer_replication.trainer.learning.pull_cap import PullCap
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class Controls:
     taid: TAIDScheduler | None
     entropy: EntropyControl | None
     brake: ReplayBrake | None
+    caps: Mapping[str, PullCap]
+    """By channel."""
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
@@ -27,7 +30,12 @@ class Controls:
         return cls(
             TAIDScheduler(config.steps) if hint.form == "taid" else None,
             None if rlvr.entropy_target is None else EntropyControl(rlvr.entropy_bonus, rlvr.entropy_target, rlvr.entropy_step),
-            ReplayBrake() if replay.weight > 0 and replay.has_reference else None,
+            ReplayBrake() if replay.weight > 0 and replay.compares else None,
+            {
+                name: PullCap(name, most)
+                for name, most in (("hint", hint.max_pull), ("replay", replay.max_pull))
+                if most is not None
+            },
         )
 
     @property
@@ -44,6 +52,10 @@ class Controls:
             replay, share = loss.replay, self.brake.share  # less of the preferences, and as much of the anchor as before
             braked = replay.model_copy(update={"weight": replay.weight * share, "anchor": replay.anchor / share})
             loss = loss.model_copy(update={"replay": braked})
+        for name, cap in self.caps.items():
+            channel = getattr(loss, name)
+            capped = channel.model_copy(update={"weight": channel.weight * cap.share})
+            loss = loss.model_copy(update={name: capped})
         return loss
 
     def follow(self, metrics: Mapping[str, float], step: int) -> dict[str, float]:
@@ -58,6 +70,9 @@ class Controls:
         if self.brake is not None and "replay/pairs" in metrics:
             applied["replay/preference_share"] = self.brake.share
             self.brake.follow(metrics)
+        for name, cap in self.caps.items():
+            applied[f"{name}/weight_share"] = cap.share
+            cap.follow(metrics)
         return applied
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,5 +85,6 @@ class Controls:
             if control is not None and state.get(name) is not None:
                 control.load_state_dict(state[name])
 
-    def _named(self) -> list[tuple[str, TAIDScheduler | EntropyControl | ReplayBrake | None]]:
-        return [("taid", self.taid), ("entropy", self.entropy), ("brake", self.brake)]
+    def _named(self) -> list[tuple[str, TAIDScheduler | EntropyControl | ReplayBrake | PullCap | None]]:
+        caps = [(f"{name}_cap", cap) for name, cap in self.caps.items()]
+        return [("taid", self.taid), ("entropy", self.entropy), ("brake", self.brake), *caps]

@@ -42,6 +42,8 @@ class Forecast:
     trajectories."""
     free_bytes: int
     """On the disk of the run's folder."""
+    usd_per_hour: float | None
+    """Price of the machine; None where the run file names none."""
     left_out: Mapping[str, tuple[str, str]]
     """What the time leaves out, and how often it happens: in a step, in all of them."""
 
@@ -63,7 +65,7 @@ class Forecast:
 
     @property
     def step_s(self) -> tuple[float, float]:
-        """Return the seconds of a step: if its rollouts take no longer than two, and if each two wait for those before them."""
+        """Return the seconds of a step: if its rollouts take no longer than the trial's, and if as many at a time are made."""
         fast, slow = self._rollout_s(self.step_rollouts)
         fixed = self.trial.load_s + self.update_s
         return fast + fixed, slow + fixed
@@ -119,6 +121,7 @@ def make_forecast(trial: Trial, config: RunConfig, arm: str, *, tasks: int, held
         trace_rollouts=tasks * replay.traces_per_task if asks else 0,
         disk_bytes=0.0,
         free_bytes=shutil.disk_usage(_existing(config.out.absolute())).free,
+        usd_per_hour=config.usd_per_hour,
         left_out=_left_out(config, asks=asks),
     )
     checkpoints = (KEPT * arms + 1) * trial.checkpoint_bytes
@@ -141,16 +144,19 @@ def _left_out(config: RunConfig, *, asks: bool) -> Mapping[str, tuple[str, str]]
 def say_forecast(forecast: Forecast) -> Table:
     """Return a table of a trial and of what follows from it."""
     trial = forecast.trial
-    table = Table(f"trial of arm {forecast.arm}", "two rollouts", "a step", f"{forecast.steps:,} steps", box=box.SIMPLE_HEAD)
+    tried = len(trial.trajectories)
+    table = Table(f"trial of arm {forecast.arm}", f"{tried} rollouts", "a step", f"{forecast.steps:,} steps", box=box.SIMPLE_HEAD)
     for column in table.columns[1:]:
         column.justify = "right"
-    turns = sum(len(trajectory.turns) for trajectory in trial.trajectories) / len(trial.trajectories)
+    turns = sum(len(trajectory.turns) for trajectory in trial.trajectories) / tried
     sampled = trial.sampled_tokens
     planned = forecast.teachers
     table.add_row(f"prompt of {trial.task_id}, tokens", f"{trial.prompt_tokens:,}", "", "")
     table.add_row("turns of a rollout", f"{turns:,.1f}", "", "")
-    table.add_row("rollouts, evaluations and traces included", "2", f"{forecast.step_rollouts:,}", f"{forecast.rollouts:,}")
-    counts = (len(trial.trajectories), forecast.step_rollouts, forecast.rollouts)
+    table.add_row(
+        "rollouts, evaluations and traces included", f"{tried}", f"{forecast.step_rollouts:,}", f"{forecast.rollouts:,}"
+    )
+    counts = (tried, forecast.step_rollouts, forecast.rollouts)
     table.add_row("tokens sampled", *(f"{sampled * count:,.0f}" for count in counts))
     updates = (trial.update_s, forecast.update_s, forecast.steps * forecast.update_s)
     table.add_row("time of updates", *map(duration, updates))
@@ -158,10 +164,12 @@ def say_forecast(forecast: Forecast) -> Table:
         loads = (trial.load_s, trial.load_s, forecast.loads * trial.load_s)
         table.add_row("time of bringing weights to the server", *map(duration, loads))
     times = ((trial.rollout_s + trial.load_s + trial.update_s,) * 2, forecast.step_s, forecast.run_s)
-    table.add_row("time, from all rollouts side by side to two at a time", *(_span(*time) for time in times))
+    table.add_row(f"time, from all rollouts side by side to {tried} at a time", *(_span(*time) for time in times))
     for what, how_often in forecast.left_out.items():
         table.add_row(f"not in the time: {what}", "", *how_often)
     table.add_row("GiB on disk, all arms", "", "", f"{forecast.disk_bytes / _GIB:,.2f} of {forecast.free_bytes / _GIB:,.2f} free")
+    if forecast.usd_per_hour is not None:
+        table.add_row("US dollars for the machine", "", *(_price(time, forecast.usd_per_hour) for time in times[1:]))
     if planned is not None:
         cost = planned.usd
         table.add_row("US dollars for teachers", "", "", f"{usd(cost.expected)} ({usd(cost.low)} to {usd(cost.high)})")
@@ -193,6 +201,11 @@ def duration(seconds: float) -> str:
 
 def _span(fast: float, slow: float) -> str:
     return duration(fast) if duration(fast) == duration(slow) else f"{duration(fast)} to {duration(slow)}"
+
+
+def _price(span_s: tuple[float, float], usd_per_hour: float) -> str:
+    fast, slow = (usd(seconds / 3600 * usd_per_hour) for seconds in span_s)
+    return fast if fast == slow else f"{fast} to {slow}"
 
 
 def _existing(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A trial of a run: two rollouts and updates by them, made as the run makes them, in a folder that is thrown away."""
+"""A trial of a run: a few rollouts and updates by them, made as the run makes them, in a folder that is thrown away."""
 
 from __future__ import annotations
 
@@ -30,27 +30,29 @@ from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.ask_teachers import states_with_evidence
 from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.engines.own_server import LOG, SERVING
+from composer_replication.trainer.learning.followers import launched_processes
 from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.planning.prompts import prompt_lengths
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Trajectory
 from composer_replication.types.errors import ComposerError
 
-SIBLINGS = 2
+FEWEST = 2
+"""Rollouts of a trial by fewer processes than that; more processes make a rollout each, so that an update has work for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Time and size of two rollouts and an update by them once everything is running, and what teachers would be asked."""
+    """Time and size of some rollouts and an update by them once everything is running, and what teachers would be asked."""
 
     task_id: str
     """The task with the longest prompt, where prompts are known."""
     prompt_tokens: int
     trajectories: Sequence[Trajectory]
     rollout_s: float
-    """Seconds of both rollouts, made side by side."""
+    """Seconds of all its rollouts, made side by side."""
     update_s: float
-    """Seconds of an update by both."""
+    """Seconds of an update by all."""
     optimizer_s: float
     """Seconds of those that its `updates` optimizer steps take, however many rollouts there are."""
     updates: int
@@ -62,7 +64,7 @@ class Trial:
     trajectory_bytes: float
     """Mean bytes of a trajectory in the run's files."""
     teachers: ReplayPlan | None
-    """Cost of asking about both trajectories; None without teachers."""
+    """Cost of asking about its trajectories; None without teachers."""
 
     @property
     def sampled_tokens(self) -> float:
@@ -71,8 +73,8 @@ class Trial:
 
 
 async def try_run(config: RunConfig, arm: str, terminal: Terminal, env: EnvSource | None = None) -> Trial:
-    """Load the policy, let it work twice on a task, and take updates by both; nothing of it is kept but the log of a server when
-    the trial fails.
+    """Load the policy, let it work on a task, twice or once for each process that a launcher has started, and take updates by all
+    trajectories; nothing of it is kept but the log of a server when the trial fails. The other processes `follow_arm` meanwhile.
 
     Args:
         config: of the arm.
@@ -86,7 +88,9 @@ async def try_run(config: RunConfig, arm: str, terminal: Terminal, env: EnvSourc
     with _folder(Path(config.name, "ckpt", arm, SERVING, LOG), terminal) as folder:
         context = RunContext.open(config, RunDir.create(folder / config.name), terminal, proven=True, env=env)
         with closing(ArmTrainer.create(context, config, arm, LogprobCache())) as trainer:
-            return await _try(trainer)
+            trial = await _try(trainer)
+    trainer.learner.dismiss()
+    return trial
 
 
 async def _try(trainer: ArmTrainer) -> Trial:
@@ -95,11 +99,12 @@ async def _try(trainer: ArmTrainer) -> Trial:
     task = _longest(trainer)
     await _load(trainer)
     began = time.monotonic()
-    (group,) = await trainer.collector.try_out(task, SIBLINGS)
+    (group,) = await trainer.collector.try_out(task, max(FEWEST, launched_processes()))
     rollout_s = time.monotonic() - began
     rest_s = _seconds(trainer.engine.rest)
     signals = trainer.signals.make(1, [group])
-    signals = dataclasses.replace(signals, advantages=(1.0, -1.0))  # whatever the tests say, both teach
+    alternating = tuple(1.0 if number % 2 == 0 else -1.0 for number in range(len(group.trajectories)))
+    signals = dataclasses.replace(signals, advantages=alternating)  # whatever the tests say, all teach
     batch = trainer.signals.batch([group], signals, [])
     teachers = _teachers(trainer, group.trajectories)
     trainer.learner.update(batch)
@@ -209,7 +214,8 @@ def _weights_bytes(trainer: ArmTrainer) -> int:
 
 def _checkpoint_bytes(trainer: ArmTrainer) -> int:
     """Return the bytes of the tensors in a checkpoint."""
-    held = [policy_weights(trainer.learner.policy), trainer.learner.snapshot().state]
+    saved = trainer.learner.snapshot()
+    held = [saved.weights or policy_weights(trainer.learner.policy), saved.state]
     tensors = [value for value in tree_leaves(held) if isinstance(value, torch.Tensor)]
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache
 
-from composer_replication.config import RunConfig
+from composer_replication.config import HintConfig, RunConfig
 from composer_replication.kernels.one_pass import chunk_rows
+from composer_replication.loss.batch import hint_inputs
 from composer_replication.loss.batch_keys import Batch
 from composer_replication.loss.forward import evaluating, forward, unwrapped
 from composer_replication.loss.forward.models import blocks_of, make_policy, resolve_device, with_blocks
@@ -27,6 +28,7 @@ from composer_replication.trainer.learning.followers import launched_processes
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.learning.sharding import local_part
 from composer_replication.trainer.planning.live_bytes import LiveBytes
+from composer_replication.types import HintedTurn
 
 _LEAST = 192
 """Tokens of the shortest row that is measured: below it fixed costs hide the others."""
@@ -213,7 +215,7 @@ def _bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
 
 
 def made_batch(config: RunConfig, largest: PassSize, vocabulary: int, processes: int = 1) -> Batch:
-    """Return a batch of two largest passes for each process, half of whose tokens are sampled, with a hint in each row where the
+    """Return a batch of two largest passes for each process, half of whose tokens are sampled, with hints in each row where the
     run gives hints, and with as many pairs where they take more than rows: two sides, or an optimizer of their own. The first
     pass, that of the first process, needs a mask: its rows are of different lengths."""
     drawn = torch.Generator().manual_seed(0)
@@ -236,7 +238,7 @@ def made_batch(config: RunConfig, largest: PassSize, vocabulary: int, processes:
     hint, replay = config.loss.hint, config.loss.replay
     if replay.weight > 0 and (replay.compares or replay.learning_rate is not None):
         batch |= _pairs(ids, vocabulary)
-    return batch | (_hints(ids, held=hint.held_turns > 0 and hint.self_teacher != "live") if hint.weight > 0 else {})
+    return batch | (_hints(ids, hint) if hint.weight > 0 else {})
 
 
 def _pairs(ids: Tensor, vocabulary: int) -> Batch:
@@ -254,27 +256,29 @@ def _pairs(ids: Tensor, vocabulary: int) -> Batch:
     return batch
 
 
-def _hints(ids: Tensor, *, held: bool) -> Batch:
-    """Return a hint for the first half of each row's sampled tokens, which the teacher reads 32 tokens later, and a held turn in
-    the same place."""
-    rows, tokens = ids.shape
-    half, quarter = tokens // 2, tokens // 4
-    hint = ids[:, :32]
-    width = half + quarter + hint.shape[1]
-    hinted = torch.cat([ids[:, :half], hint, ids[:, half : half + quarter]], 1)
-    parts = [(hinted, width, half, hint.shape[1])]
-    if held:
-        parts.append((torch.cat([ids[:, : half + quarter], hint], 1), half + quarter, half, 0))
-    places = torch.arange(quarter)
-    compared = len(parts) * rows
-    return {
-        "ctx_teacher_input_ids": torch.cat([read for read, *_ in parts]),
-        "ctx_teacher_attention_mask": torch.cat(
-            [(torch.arange(width) < length).long().expand(rows, -1) for _, length, *_ in parts]
-        ),
-        "student_row": torch.arange(rows).repeat(len(parts)),
-        "student_response_idx": torch.cat([(start + places).expand(rows, -1) for _, _, start, _ in parts]),
-        "teacher_response_idx": torch.cat([(start + later + places).expand(rows, -1) for _, _, start, later in parts]),
-        "sdpo_loss_mask": torch.ones((compared, quarter)),
-        "hint_denominator": torch.tensor(float(compared)),
-    }
+def _hints(ids: Tensor, hint: HintConfig) -> Batch:
+    """Return as many hints as a run may give for each row of `ids` [B, T], of 32 tokens each, and the held turns that they bring
+    along in the same places; or all hints at once, before all sampled tokens, in two turns."""
+    half, sampled = ids.shape[1] // 2, (ids.shape[1] - 2) // 2  # the last two tokens of a row may be padding
+    if hint.span == "trajectory":
+        added = 32 * hint.per_trajectory
+        parts = [(half, half, sampled // 2, added), (half, half + sampled // 2, sampled - sampled // 2, added)]
+    else:
+        width = max(1, sampled // 2 // hint.per_trajectory)
+        starts = [half + number * width % (sampled - width + 1) for number in range(hint.per_trajectory)]
+        held = 0 if hint.self_teacher == "live" else hint.held_turns
+        parts = [(start, start, width, added) for added in (32, *[0] * held) for start in starts]
+    made = [_hinted(str(row), read, *part) for row, read in enumerate(ids.tolist()) for part in parts]
+    return hint_inputs(made, {str(row): row for row in range(len(ids))}, pad_id=0, reduction=hint.reduction)
+
+
+def _hinted(row: str, ids: Sequence[int], at: int, start: int, width: int, added: int) -> HintedTurn:
+    """Return the turn of so many tokens that begins at `start`, with a hint of `added` tokens at the place `at` before it."""
+    return HintedTurn(
+        trajectory_id=row,
+        turn=0,
+        student_start=start,
+        teacher_ids=(*ids[:at], *[ids[0]] * added, *ids[at : start + width]),
+        teacher_start=start + added,
+        action_ids=tuple(ids[start : start + width]),
+    )

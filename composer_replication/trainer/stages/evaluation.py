@@ -16,21 +16,23 @@ import torch
 from composer_replication.config import LoraConfig, ModelConfig, RunConfig, to_toml
 from composer_replication.loss.forward.adapters import ADAPTER_FILE, base_model_of, rank_of
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
-from composer_replication.loss.forward.models import load_to_sample, window_of
+from composer_replication.loss.forward.models import load_to_sample, load_tokenizer, window_of
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.alarms import run_alarms
 from composer_replication.observe.files import exclusive, replace_file, storage_errors
-from composer_replication.observe.metrics import interval_95, mean_and_se, pass_at_k, pass_rates
+from composer_replication.observe.metrics import interval_95, mean_and_se, pass_at_k, pass_rates, usd
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
+from composer_replication.teachers import Ledger, Question, Teacher, TeacherPool
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.engines.open_engine import ServedPolicy, open_engine
 from composer_replication.trainer.engines.own_server import SERVING, served_dtype
+from composer_replication.trainer.engines.teacher_engine import RememberingRenderer, TeacherEngine, teacher_as_policy
 from composer_replication.trainer.journal import RolloutMeter, flat, refuse_unscored
 from composer_replication.trainer.open_run import decisive
 from composer_replication.trainer.planning.prompts import check_prompts, prompt_lengths
-from composer_replication.trainer.preflight import fingerprint
+from composer_replication.trainer.preflight import digest_of, fingerprint
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.sampling.kept_rollouts import folder_of, kept_rollouts
 from composer_replication.trainer.stages.order import BEFORE_RL
@@ -39,6 +41,8 @@ from composer_replication.types.errors import ConfigError
 
 STAGE = "eval"
 START = "start"
+TEACHER = "teacher:"
+"""Begins the name of a policy that is one of the run's teachers."""
 _DECIDES = (
     *("seed", "sandbox.", "env.", "reward.function", "tasks.instruction", "tasks.python", "eval.samples"),
     *("model.precision", "model.attention", "rollout.engine", "rollout.temperature"),
@@ -66,7 +70,7 @@ class PolicyScore:
 
     policy: str
     path: str
-    """The folder or Hugging Face id of its weights."""
+    """The folder or Hugging Face id of its weights, or `teacher:` and a name."""
     tasks: int
     """Tasks with at least one scored rollout."""
     rollouts: int
@@ -194,6 +198,8 @@ def _row(found: PolicyScore) -> SummaryRow:
 async def _rolled_out(context: RunContext, config: RunConfig, name: str, path: str) -> list[Group]:
     """Roll out the held-out tasks with one policy. Raises as `load_to_sample`, `check_prompts` and `open_engine`."""
     torch.manual_seed(config.seed)
+    if path.startswith(TEACHER):
+        return await _asked(context, config, name, teacher_as_policy(config, path.removeprefix(TEACHER)))
     config = config.model_copy(update={"model": _model_of(config.model, path)})
     model, tokenizer = load_to_sample(path, config.model.precision, device=config.model.device)
     renderer = ChatRenderer(tokenizer)
@@ -210,6 +216,24 @@ async def _rolled_out(context: RunContext, config: RunConfig, name: str, path: s
         return await kept_rollouts(context.held_out, config.eval.samples, collector.roll_out_held_out, folder)
     finally:
         engine.end()
+
+
+async def _asked(context: RunContext, config: RunConfig, name: str, teacher: Teacher) -> list[Group]:
+    """Roll out the held-out tasks with a teacher, within the run's cap, in the tokens of the run's model.
+
+    Raises as `TeacherPool`, `TeacherEngine` and `load_tokenizer`.
+    """
+    renderer = RememberingRenderer(load_tokenizer(config.model.path)[0])
+    of_teacher = {"endpoint": teacher.base_url, **teacher.request(Question(question_id="", messages=()))}
+    made_of = {**decisive(config, *_DECIDES), "tasks": digest_of(context.held_out), "tokenizer": config.model.path, **of_teacher}
+    with Ledger(context.run_dir.path / "ledger.sqlite") as ledger:
+        async with TeacherPool([teacher], ledger=ledger, max_total_usd=config.loss.replay.max_total_usd) as pool:
+            engine = TeacherEngine(pool, renderer)
+            collector = RolloutCollector(context, config, engine, renderer, context.journal(config, name, RolloutMeter()))
+            folder = folder_of(context.run_dir.path / "rollouts", name, made_of)
+            groups = await kept_rollouts(context.held_out, config.eval.samples, collector.roll_out_held_out, folder)
+        context.terminal.note(f"{name}: the ledger of these evaluations has ${usd(ledger.spent_usd)} in it")
+    return groups
 
 
 def _model_of(like: ModelConfig, path: str) -> ModelConfig:

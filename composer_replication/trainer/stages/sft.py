@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -13,12 +14,13 @@ from composer_replication.observe.summary import SummaryRow
 from composer_replication.rollouts.protocol import Budgets
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.open_run import decisive
+from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.sampling.kept_rollouts import folder_of
 from composer_replication.trainer.stages.before import EarlierStage
 from composer_replication.trainer.stages.demonstrations import DemonstrationSources
 from composer_replication.trainer.stages.imitation import learn_from_demonstrations
-from composer_replication.trainer.train import train_arm
+from composer_replication.trainer.train import StepCallback, train_arm
 
 
 def _with_one_server(data: dict[str, Any]) -> None:
@@ -33,7 +35,9 @@ SFT = EarlierStage(
 )
 
 
-async def train_imitation(context: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+async def train_imitation(
+    context: RunContext, config: RunConfig, arm: str, shown: Phase, *, callbacks: Sequence[StepCallback] = ()
+) -> SummaryRow:
     """Fine-tune the arm of the stage (`trainer.report.TrainArm`).
 
     Raises:
@@ -48,8 +52,15 @@ async def train_imitation(context: RunContext, config: RunConfig, arm: str, show
         budgets = replace(Budgets.of(config.rollout), context_tokens=min(config.rollout.context_tokens, window))
         sources = DemonstrationSources(config.sft, renderer, tasks, context.held_out, budgets)
         sources.check()
-        folder = folder_of(context.run_dir.path / "demonstrations", arm, {**made_of, **trainer.fingerprint})
+        made_of |= {"scored by": _name_of(context.reward), **trainer.fingerprint}
+        folder = folder_of(context.run_dir.path / "demonstrations", arm, made_of)
         await learn_from_demonstrations(trainer).gather(sources, folder)
-        row = await train_arm(trainer, shown)
+        row = await train_arm(trainer, shown, callbacks)
     trainer.learner.dismiss()
     return row
+
+
+def _name_of(reward: RewardFunction | None) -> str | None:
+    """Return the name of a reward function, or of the class of an object that is called."""
+    named = reward if hasattr(reward, "__qualname__") else type(reward)
+    return None if reward is None else f"{named.__module__}.{named.__qualname__}"

@@ -1,0 +1,152 @@
+"""A teacher as a policy: a model behind an endpoint takes the turns of rollouts.
+
+It is asked with messages, and rollouts are made of tokens. So its turns are recorded as a tokenizer at hand writes them: budgets
+are counted in those tokens, and their log-probs are 0. Answers are in the ledger, and are not paid for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from composer_replication.config import RunConfig
+from composer_replication.rollouts.protocol import NoSampleError, Sample, SampleRequest
+from composer_replication.teachers import Question, Teacher, TeacherAnswer, TeacherPool
+from composer_replication.teachers.call import Failure
+from composer_replication.tokens import ChatRenderer, assistant_message, parse_tool_calls
+from composer_replication.types import Message, ToolSchema
+from composer_replication.types.errors import ConfigError, TeacherError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FOR_ALL = (Failure.BUDGET, Failure.LEFT_OUT, Failure.UNREACHABLE)
+"""Failures that the next question would meet too."""
+
+
+def teacher_as_policy(config: RunConfig, name: str) -> Teacher:
+    """Return a teacher of a run that samples as the run's policies do: at `rollout.temperature`, where it takes a temperature.
+
+    Raises:
+        ConfigError: the run has no teacher of that name.
+    """
+    known = {teacher.name: teacher for teacher in config.teachers}
+    if name not in known:
+        named = ", ".join(known) or "there are none"
+        raise ConfigError(f"no teacher {name!r} in the run file", fix=f"name one of its [[teachers]]: {named}")
+    teacher = Teacher.of(known[name])
+    if teacher.temperature == "endpoint":
+        return teacher
+    return teacher.model_copy(update={"temperature": config.rollout.temperature})
+
+
+class RememberingRenderer(ChatRenderer):
+    """A renderer that knows which messages the ids stand for that it has made."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._asked: dict[tuple[int, ...], tuple[tuple[Message, ...], tuple[ToolSchema, ...]]] = {}
+        super().__init__(tokenizer)
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> tuple[int, ...]:
+        """Render as `ChatRenderer.prompt_ids`, and remember."""
+        return self._remembered(super().prompt_ids(messages, tools), messages, tools)
+
+    def delta_ids(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
+        """Render as `ChatRenderer.delta_ids`, and remember."""
+        return self._remembered(super().delta_ids(messages, ended=ended), messages, ())
+
+    def messages_of(self, ids: tuple[int, ...]) -> tuple[tuple[Message, ...], tuple[ToolSchema, ...]]:
+        """Return the messages that became these ids, and the tools that were listed. Raises KeyError for ids of others."""
+        return self._asked[ids]
+
+    def _remembered(self, ids: tuple[int, ...], messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[int, ...]:
+        self._asked[ids] = tuple(messages), tuple(tools)
+        return ids
+
+
+@dataclass(slots=True)
+class _Conversation:
+    tools: tuple[ToolSchema, ...]
+    messages: list[Message] = field(default_factory=list)
+    turns: int = 0
+
+
+class TeacherEngine:
+    """An `AsyncEngine` that asks the one teacher of a pool for each turn.
+
+    Rollouts of a task are draws of their own in the ledger, by the last part of their names. An answer that is longer than the
+    budget of a turn is cut, as a policy's is.
+    """
+
+    context_window = 1 << 30
+
+    def __init__(self, pool: TeacherPool, renderer: RememberingRenderer) -> None:
+        self._pool = pool
+        self._renderer = renderer
+        self._open: dict[str, _Conversation] = {}
+
+    async def prepare(self) -> None:
+        """Do nothing: there are no weights to load."""
+
+    async def sample_one(self, request: SampleRequest, *, temperature: float) -> Sample:
+        """Ask for one turn; the temperature is the teacher's.
+
+        Raises:
+            NoSampleError: the endpoint refused this question, or did not answer it.
+            TeacherError, BudgetExceededError: it can answer no other one either.
+        """
+        del temperature
+        messages, tools = self._renderer.messages_of(request.new_ids)
+        talk = self._open.setdefault(request.session, _Conversation(tools))
+        talk.messages += messages
+        answer = await self._answer(request.session, talk)
+        said = assistant_message(answer.content, answer.tool_calls)
+        ids = self._renderer.assistant_ids(said)
+        kept = ids[: request.max_new_tokens]
+        content, calls = parse_tool_calls(self._renderer.decode(kept), turn=talk.turns)
+        talk.messages.append(assistant_message(content, calls))
+        talk.turns += 1
+        return Sample(ids=kept, logprobs=(0.0,) * len(kept), finished=len(kept) == len(ids))
+
+    def sample(self, requests: Sequence[SampleRequest], *, temperature: float) -> list[Sample]:
+        """Ask for the turns of several sessions, all at the same time. Raises as `sample_one`."""
+
+        async def all_of_them() -> list[Sample]:
+            return await asyncio.gather(*(self.sample_one(request, temperature=temperature) for request in requests))
+
+        return asyncio.run(all_of_them())
+
+    def close(self, sessions: Sequence[str]) -> None:
+        """Forget sessions; unknown names are ignored."""
+        for name in sessions:
+            self._open.pop(name, None)
+
+    def reset(self) -> None:
+        """Forget every session."""
+        self._open.clear()
+
+    def rest(self) -> None:
+        """Do nothing: no device is taken."""
+
+    def end(self) -> None:
+        """Do nothing: the pool is closed by whoever opened it."""
+
+    async def _answer(self, session: str, talk: _Conversation) -> TeacherAnswer:
+        question = Question(
+            question_id=f"{session}/{talk.turns}",
+            messages=list(talk.messages),
+            tools=talk.tools,
+            sample=int(session.rpartition("/")[2]),
+            trace=session,
+            step=talk.turns,
+        )
+        answers: list[TeacherAnswer] = []
+        try:
+            await self._pool.ask([question], on_answer=answers.append)
+        except TeacherError as error:
+            if answers and answers[0].failure not in _FOR_ALL:
+                raise NoSampleError(f"{answers[0].teacher} did not answer: {answers[0].error}") from error
+            raise
+        return answers[0]
