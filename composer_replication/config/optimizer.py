@@ -41,7 +41,8 @@ class OptimizerConfig(Section):
     channel_gradients_every: Annotated[int, Field(ge=0)] = 20
     """Measure, in the first step and every so many steps after it, the norm of each channel's gradient on the weights
     (`hint/gradient/norm`) and its cosine with the policy gradient's (`hint/gradient/cosine`), where several channels train.
-    Such a step takes one more pass for each. 0 never measures them. The substrates trl, verl and prime_rl do not either."""
+    Such a step takes one more pass for each, and one over rejected answers where the replay channel does not read them
+    (`replay/rejected/logprob/mean`). 0 never measures either. The substrates trl, verl and prime_rl do not either."""
     gradient_checkpointing: Literal["auto"] | bool = "auto"
     """Keep only each layer's input in the forward pass and recompute the rest in the backward pass. It costs about a third more
     compute and saves most activation memory; results do not change. `auto` does it on a GPU, where the model can. Set it to false

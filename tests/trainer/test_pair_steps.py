@@ -133,6 +133,22 @@ def test_every_loss_that_reads_rejected_answers_is_braked(run_file: Path) -> Non
     assert {"replay/chosen/distance/mean", "replay/preference_share"} <= trained.update(batch(trained)).metrics.keys()
 
 
+def test_sft_tells_of_the_rejected_answers_now_and_then(run_file: Path) -> None:
+    """It does not read them in its update: they are read in the first step and every so many after it, as log-probs per token."""
+    trained = learner(run_file, "--loss.replay.variant", "sft", "--optimizer.channel_gradients_every", "2")
+    held = replace(ALIKE[0], pair_id="held", rejected_ids=())
+    data = batch(trained, [*ALIKE, held])
+    _, start = likelihoods(trained)
+    metrics = [trained.update(data).metrics for _ in range(3)]
+    assert metrics[0]["replay/rejected/logprob/mean"] == pytest.approx(start / 5, rel=1e-5)
+    assert metrics[0]["replay/rejected/distance/mean"] == pytest.approx(0.0, abs=1e-5)
+    assert not any(name.startswith("replay/rejected") for name in metrics[1])
+    assert metrics[2]["replay/rejected/distance/mean"] != 0.0
+    assert "hint/gradient/norm" not in metrics[0], "one channel alone"
+    none = learner(run_file, "--loss.replay.variant", "sft", "--optimizer.channel_gradients_every", "0")
+    assert not any(name.startswith("replay/rejected") for name in none.update(batch(none)).metrics)
+
+
 def test_an_anchor_of_0_is_refused_in_a_run_file(run_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"anchor = 0 with variant = dpo: chosen answers would fall"):
         load_config(run_file, ["--loss.replay.variant", "dpo", "--loss.replay.anchor", "0"])

@@ -9,7 +9,6 @@ alone would take, and know the metrics of the whole batch.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -44,7 +43,7 @@ from composer_replication.loss.forward import (
 from composer_replication.loss.forward.adapters import load_policy_weights
 from composer_replication.loss.forward.model_checkpoint import Snapshot, load_checkpoint
 from composer_replication.loss.forward.models import resolve_checkpointing
-from composer_replication.loss.metrics import merge_metrics, merge_updates
+from composer_replication.loss.metrics import merge_updates
 from composer_replication.loss.micro_batches import mini_batches, pairs_apart, split, tokens_of, without_idle_rows
 from composer_replication.trainer.learning.channel_gradients import channel_gradients, channels_in
 from composer_replication.trainer.learning.controls import Controls
@@ -52,13 +51,14 @@ from composer_replication.trainer.learning.followers import TIMEOUT, Followers, 
 from composer_replication.trainer.learning.gradient import clip_gradient
 from composer_replication.trainer.learning.memory import forget_peak, give_memory_back, peak_gib, saying_what_to_lower
 from composer_replication.trainer.learning.reference import PolicyScorer
-from composer_replication.trainer.learning.results import MicroBatch, StepResult
+from composer_replication.trainer.learning.results import MicroBatch, StepResult, merged
 from composer_replication.trainer.learning.scheduled import ScheduledOptimizer
 from composer_replication.trainer.learning.scores import (
     kl_to_reference,
     kto_divergence,
     proximal_logprobs,
     reference_logprobs,
+    rejected_likelihoods,
     teacher_sums,
 )
 from composer_replication.trainer.learning.sharding import load_whole_weights, shard, whole
@@ -156,7 +156,7 @@ class Learner:
                 budget = self.config.optimizer.micro_batch_tokens
                 taught["dpo_divergence"] = kto_divergence(self.policy, taught, budget, self.accelerator.device)
             measured = time.monotonic()
-            gradients = self._channel_gradients(taught, loss)
+            watched = self._watched(taught, loss)
             began += time.monotonic() - measured  # what is measured on the way is no part of the update
             parts = [(self._cut(mini), scheduled) for mini, scheduled in self._minis(taught)]
             updates = [self._optimizer_step(*some, loss) for _ in range(self.config.optimizer.epochs) for some in parts]
@@ -167,7 +167,7 @@ class Learner:
         if self.of_pairs is not None:
             self.of_pairs.skip_to(self.version)  # there may have been no pairs to step on
         kinds = [scheduled for _ in range(self.config.optimizer.epochs) for _, scheduled in parts]
-        metrics = merge_updates([update.metrics for update in updates], kinds) | gradients
+        metrics = merge_updates([update.metrics for update in updates], kinds) | watched
         if "dropped_tokens" in batch:
             metrics["rlvr/dropped/tokens"] = float(batch["dropped_tokens"])
         if self.self_teacher is not None:
@@ -222,14 +222,8 @@ class Learner:
         if self.accelerator.device.type == "cuda":
             torch.cuda.synchronize(self.accelerator.device)  # the step that is timed is over
         optimizer_s = time.monotonic() - began
-        results: list[MicroBatch] = gather_object(mine)
-        metrics = merge_metrics([part.metrics for part in results])
-        for channel in dict.fromkeys(name for part in results for name in part.pulls):
-            metrics[f"{channel}/pull"] = math.sqrt(math.fsum(part.pulls.get(channel, 0.0) for part in results))
-        metrics |= {"loss/total": sum(part.total for part in results), "optimizer/grad_norm": float(norm)}
-        metrics |= {"optimizer/positions": float(sum(part.positions for part in results)), "time/optimizer_s": optimizer_s}
-        off = {channel: why for channel, why in results[0].off.items() if all(channel in part.off for part in results)}
-        return StepResult(metrics, off)
+        result = merged(gather_object(mine), grad_norm=float(norm))
+        return StepResult({**result.metrics, "time/optimizer_s": optimizer_s}, result.off)
 
     def _cut(self, batch: Batch) -> list[Batch]:
         """Return this rank's micro-batches."""
@@ -237,12 +231,17 @@ class Learner:
         shares, tokens = why_no_tree(self.model) is None, self.config.optimizer.micro_batch_tokens
         return [self._inputs(part) for part in split(batch, tokens, shared_prefixes=shares, **parallel)]
 
-    def _channel_gradients(self, batch: Batch, loss: LossConfig) -> dict[str, float]:
-        """Measure the channels' gradients in a step where they are due and there is more than one."""
-        every, channels = self.config.optimizer.channel_gradients_every, channels_in(batch, loss)
-        if every == 0 or self.version % every or len(channels) < 2:
+    def _watched(self, batch: Batch, loss: LossConfig) -> dict[str, float]:
+        """Measure what no update needs, in a step where it is due: rejected answers that the loss does not read, and the
+        channels' gradients where there is more than one."""
+        optimizer, channels = self.config.optimizer, channels_in(batch, loss)
+        if optimizer.channel_gradients_every == 0 or self.version % optimizer.channel_gradients_every:
             return {}
-        return channel_gradients(self.model, self._cut(batch), loss, channels, self._passes, sharded=self.sharded)
+        unread, budget = "replay" in channels and not loss.replay.compares, optimizer.micro_batch_tokens
+        found = rejected_likelihoods(self.policy, batch, budget, self.accelerator.device) if unread else {}
+        if len(channels) < 2:
+            return found
+        return found | channel_gradients(self.model, self._cut(batch), loss, channels, self._passes, sharded=self.sharded)
 
     def _passes(self, parts: Sequence[Batch], loss: LossConfig) -> list[MicroBatch]:
         """Add up the gradient of this rank's micro-batches. The last one adds up those of the processes too; shares of weights

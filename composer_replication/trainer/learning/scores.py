@@ -66,16 +66,37 @@ def kl_to_reference(
 
 def kto_divergence(policy: nn.Module, batch: Batch, tokens: int, device: torch.device) -> Tensor:
     """Return KTO's reference point [] of a batch's pairs under the present policy, read in passes of at most so many `tokens`."""
-    sums = []
-    for side in ("chosen", "rejected"):
-        rows = [batch[f"dpo_{side}_{what}"] for what in ("input_ids", "attention_mask", "response_mask")]
-        found = torch.zeros(len(rows[0]))
-        for places in passes(rows[1].sum(-1).tolist(), tokens):
-            some = [row[places].to(device) for row in rows]
-            with evaluating(policy):
-                found[places] = sequence_logprobs(policy, some[0], some[1], some[2]).sum(-1).float().cpu()
-        sums.append(found - batch[f"dpo_{side}_ref_logprobs"].cpu())
-    return divergence_of_pairs(sums[0], sums[1])
+    chosen, rejected = (
+        _answers(policy, batch, side, tokens, device) - batch[f"dpo_{side}_ref_logprobs"].cpu() for side in ("chosen", "rejected")
+    )
+    return divergence_of_pairs(chosen, rejected)
+
+
+def rejected_likelihoods(policy: nn.Module, batch: Batch, tokens: int, device: torch.device) -> dict[str, float]:
+    """Return how likely a batch's rejected answers are under the present policy, and how far that is from the start where the
+    batch knows it: metrics of a loss that does not read them. Turns that are held have none. Arguments are those of
+    `kto_divergence`."""
+    lengths = batch["dpo_rejected_response_mask"].sum(-1).cpu()
+    rejected = lengths > 0
+    if not bool(rejected.any()):
+        return {}
+    some = {key: value[rejected.to(value.device)] for key, value in batch.items() if key.startswith("dpo_rejected_")}
+    sums = _answers(policy, some, "rejected", tokens, device)
+    found = {"replay/rejected/logprob/mean": (sums / lengths[rejected]).mean().item()}
+    if "dpo_rejected_ref_logprobs" in some:
+        found["replay/rejected/distance/mean"] = (sums - some["dpo_rejected_ref_logprobs"].cpu()).mean().item()
+    return found
+
+
+def _answers(policy: nn.Module, batch: Batch, side: str, tokens: int, device: torch.device) -> Tensor:
+    """Return the log-probs [P], on the CPU, of one side's answers, each summed over its tokens."""
+    rows = [batch[f"dpo_{side}_{what}"] for what in ("input_ids", "attention_mask", "response_mask")]
+    found = torch.zeros(len(rows[0]))
+    for places in passes(rows[1].sum(-1).tolist(), tokens):
+        ids, mask, wanted = (row[places].to(device) for row in rows)
+        with evaluating(policy):
+            found[places] = sequence_logprobs(policy, ids, mask, wanted).sum(-1).float().cpu()
+    return found
 
 
 def teacher_sums(teacher: SelfTeacher, policy: nn.Module, ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
