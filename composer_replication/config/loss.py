@@ -272,6 +272,14 @@ class ReplayConfig(Section):
     """Set SimPO's beta, which multiplies the difference of length-normalized log-probs."""
     simpo_gamma: Annotated[Weight, ReadBy("variant", "simpo")] = 1.0
     """Set SimPO's target margin."""
+    soft_targets: Annotated[Share, ReadBy("variant", "sft")] = 0.0
+    """Take this share of a chosen answer's loss from the distributions of the teachers with `scores_tokens` over its tokens:
+    KL(teachers || policy) over their soft_top_k likeliest tokens and one bucket for all others; the rest from the log-prob of the
+    answer itself. It needs a vLLM server whose model has the policy's tokenizer. Try 0.5 where such teachers are at hand: they
+    also say which other tokens would have done."""
+    soft_top_k: Positive = 20
+    """Ask each such teacher for this many of its likeliest tokens in a place; vLLM tells of up to its --max-logprobs, by default
+    20."""
     learning_rate: Annotated[float, Field(gt=0.0)] | None = None
     """Learn from pairs in an optimizer step to themselves, with this learning rate and moments of their own. By default they
     share the step and rate of the other channels. Set it where pairs should move the policy more slowly than rollouts do. It
@@ -305,7 +313,9 @@ class ReplayConfig(Section):
     normalize: NormalizeConfig = NormalizeConfig()
 
     @model_validator(mode="after")
-    def _the_cap_acts(self) -> Self:
+    def _limits_act(self) -> Self:
+        if self.soft_targets == 0 and self.soft_top_k != type(self).model_fields["soft_top_k"].default:
+            refuse(f"soft_top_k = {self.soft_top_k} is not read with soft_targets = 0", "set soft_targets above 0")
         if self.max_pull is not None and self.learning_rate is not None:
             refuse(
                 "max_pull and learning_rate are both set: pairs with optimizer steps of their own drown nothing",

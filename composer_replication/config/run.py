@@ -126,8 +126,9 @@ class TeacherConfig(Section):
     """Give up on a request after this many seconds. Such a request may have been billed, so it counts towards the cap and is not
     retried automatically."""
     scores_tokens: bool = False
-    """Ask this teacher how likely it finds the tokens that the policy sampled (with `reward.teacher_kl_weight`). It has to be a
-    vLLM server of your own, with a model that has the policy's tokenizer; what it reads costs nothing in the ledger."""
+    """Ask this teacher how likely it finds the tokens that the policy sampled (with `reward.teacher_kl_weight`), and what else
+    might stand in the places of a chosen answer's (with `loss.replay.soft_targets`). It has to be a vLLM server of your own, with
+    a model that has the policy's tokenizer; what it reads costs nothing in the ledger."""
     max_retries: Annotated[int, Field(ge=0)] = 4
     """Retry this many times after failures that cost nothing: rate limits, server errors, refused connections."""
 
@@ -307,7 +308,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _tokens_are_scored_by_a_teacher(self) -> Self:
-        scoring = any(teacher.scores_tokens for teacher in self.teachers)
+        scoring, replay = any(teacher.scores_tokens for teacher in self.teachers), self.loss.replay
+        if replay.weight > 0 and replay.soft_targets > 0 and not scoring:
+            refuse(
+                f"loss.replay.soft_targets = {replay.soft_targets} and no teacher scores tokens",
+                "set scores_tokens = true for a [[teachers]] table of a vLLM server",
+            )
         if self.reward.teacher_kl_weight > 0 and not scoring:
             refuse(
                 f"reward.teacher_kl_weight = {self.reward.teacher_kl_weight} and no teacher scores tokens",

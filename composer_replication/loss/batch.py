@@ -198,6 +198,7 @@ def _pairs(pairs: Sequence[Pair], pad_id: int) -> Batch:
             f"dpo_{side}_attention_mask": attention_mask,
             f"dpo_{side}_response_mask": response_mask,
         }
+    batch |= _soft_targets(pairs, batch["dpo_chosen_input_ids"].shape[1])
     if not all(pair.rejected_ids for pair in pairs):
         batch["dpo_held"] = torch.tensor([not pair.rejected_ids for pair in pairs])
     references = [(pair.ref_chosen_logprob, pair.ref_rejected_logprob) for pair in pairs]
@@ -208,6 +209,29 @@ def _pairs(pairs: Sequence[Pair], pad_id: int) -> Batch:
     elif any(value is not None for reference in references for value in reference):
         raise ValueError("only some pairs have both reference log-probs: compute them for all pairs or for none")
     return batch
+
+
+def _soft_targets(pairs: Sequence[Pair], width: int) -> Batch:
+    """Return what teachers say of the chosen answers, [P, width, M, K]; nothing where no pair has any of it."""
+    told = [
+        (row, len(pair.prompt_ids), number, one)
+        for row, pair in enumerate(pairs)
+        for number, one in enumerate(pair.chosen_targets)
+    ]
+    if not told:
+        return {}
+    most = max(len(place) for *_, one in told for place in one.ids)
+    ids = torch.zeros((len(pairs), width, max(len(pair.chosen_targets) for pair in pairs), most), dtype=torch.int64)
+    logprobs = torch.full(ids.shape, -torch.inf)
+    for row, start, number, one in told:
+        if not len(one.ids) == len(one.logprobs) == len(pairs[row].chosen_ids):
+            raise ValueError(
+                f"pair {pairs[row].pair_id!r}: a teacher speaks of {len(one.ids)} tokens of a chosen answer of others"
+            )
+        for place, (tokens, likely) in enumerate(zip(one.ids, one.logprobs, strict=True), start=start):
+            ids[row, place, number, : len(tokens)] = torch.tensor(tokens)
+            logprobs[row, place, number, : len(tokens)] = torch.tensor(likely)
+    return {"dpo_chosen_target_ids": ids, "dpo_chosen_target_logprobs": logprobs}
 
 
 def right_padded(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,8 @@ PAIR_KEYS = (
     ),
     "dpo_weights",
     "dpo_held",
+    "dpo_chosen_target_ids",
+    "dpo_chosen_target_logprobs",
 )
 DENOMINATORS = {
     "input_ids": "rlvr_denominator",

@@ -27,7 +27,9 @@ tokens, P pairs). A value "at position p" belongs to the token AT p, which the l
   micro-batch has (absent: 1, that is all), by which the load-balancing loss of its rows is multiplied.
 - replay: `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}` [P, Tc or Tr], `dpo_{chosen,rejected}_ref_logprobs` [P]
   (sums; not read by SFT and SimPO), `dpo_weights` [P], `dpo_divergence` [] (KTO's reference point), `replay_denominator`. SFT
-  reads no rejected answers; `dpo_held` [P] names the pairs without one, which it alone can read (absent: none).
+  reads no rejected answers; `dpo_held` [P] names the pairs without one, which it alone can read (absent: none), and
+  `dpo_chosen_target_{ids,logprobs}` [P, Tc, M, K] say what M teachers find likeliest in the places of chosen answers, which it
+  reads with `soft_targets` (log-probs of -inf: nothing; absent: nothing of any).
 """
 
 from __future__ import annotations

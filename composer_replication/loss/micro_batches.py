@@ -231,14 +231,12 @@ def _pair_lengths(batch: Mapping[str, Tensor]) -> list[int]:
     return [max(both) for both in zip(*sides, strict=True)]
 
 
+_OF_A_SIDE = ("input_ids", "attention_mask", "response_mask", "target_ids", "target_logprobs")
 _FAMILIES = (
     ("attention_mask", ROW_KEYS),
     ("ctx_teacher_attention_mask", ("ctx_teacher_input_ids", "ctx_teacher_attention_mask")),
     ("sdpo_loss_mask", ("student_response_idx", "teacher_response_idx", "sdpo_loss_mask")),
-    *(
-        (f"dpo_{side}_attention_mask", tuple(f"dpo_{side}_{what}" for what in ("input_ids", "attention_mask", "response_mask")))
-        for side in ("chosen", "rejected")
-    ),
+    *((f"dpo_{side}_attention_mask", tuple(f"dpo_{side}_{what}" for what in _OF_A_SIDE)) for side in ("chosen", "rejected")),
 )
 """Masks, and the keys whose columns they describe."""
 

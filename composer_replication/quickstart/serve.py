@@ -74,13 +74,18 @@ class ModelServer:
 
     @torch.no_grad()
     def score(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the log-prob of each token of a prompt, given as ids, after those before it. Raises ValueError or KeyError."""
+        """Return the log-prob of each token of a prompt, given as ids, after those before it, and those of the `prompt_logprobs`
+        likeliest tokens in its place. Raises ValueError or KeyError."""
         ids = torch.tensor([body["prompt"]])
         if body.get("prompt_logprobs") is None or not 2 <= ids.shape[1] <= self._engine.context_window:
             raise ValueError(f"expected prompt_logprobs and a prompt of 2 to {self._engine.context_window} token ids")
         scores = self._model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
-        of_tokens = scores.gather(-1, ids[0, 1:, None])[:, 0].tolist()
-        found = [{str(token): {"logprob": score}} for token, score in zip(body["prompt"][1:], of_tokens, strict=True)]
+        best = scores.topk(min(int(body["prompt_logprobs"]), scores.shape[-1]))
+        named = torch.cat([best.indices, ids[0, 1:, None]], 1)
+        found = [
+            {str(token): {"logprob": score} for token, score in zip(tokens, of_place, strict=True)}
+            for tokens, of_place in zip(named.tolist(), scores.gather(-1, named).tolist(), strict=True)
+        ]
         choice = {"index": 0, "text": "", "finish_reason": "length", "prompt_logprobs": [None, *found]}
         return {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "model": body["model"], "choices": [choice]}
 

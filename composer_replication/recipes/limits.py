@@ -124,8 +124,9 @@ def _pairs_of_a_step(why: str) -> tuple[SubstrateLimit, ...]:
     )
 
 
-def _no_cap(why: str) -> tuple[SubstrateLimit, ...]:
-    return tuple(SubstrateLimit(f"loss.{channel}.max_pull", why, can=_FULL) for channel in ("hint", "replay"))
+def _no_cap_and_no_soft_targets(why: str) -> tuple[SubstrateLimit, ...]:
+    soft = SubstrateLimit("loss.replay.soft_targets", "its pairs carry no distributions of teachers", can=_FULL)
+    return (soft, *(SubstrateLimit(f"loss.{channel}.max_pull", why, can=_FULL) for channel in ("hint", "replay")))
 
 
 _TRAINED_HERE = "local, trl, monarch or ray"
@@ -185,7 +186,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         SubstrateLimit("loss.hint.useful_only", "the rollouts of a step are scored in one pass", can=_FULL),
         SubstrateLimit("model.frozen_copies", "TRL moves its models to its device", ("cpu",), _FULL),
         *_pairs_of_a_step("a step of the run is an optimizer step of TRL's"),
-        *_no_cap("TRL builds its own loss, once for all steps"),
+        *_no_cap_and_no_soft_targets("TRL builds its own loss, once for all steps"),
         _reattempts("TRL samples all rollouts of a step together, and its hints come after"),
         SubstrateLimit("model.router_balance", "TRL cuts its batches itself", can=_FULL),
         SubstrateLimit("model.router_replay", "TRL keeps no experts of its rollouts", can=_FULL),
@@ -206,7 +207,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         SubstrateLimit("model.compile", "verl compiles what it compiles by options of its own", can=_TRAINED_HERE),
         SubstrateLimit("model.frozen_copies", "verl shards its reference itself", ("cpu",), _FULL),
         *_pairs_of_a_step("verl builds its own optimizer"),
-        *_no_cap("its engine's loss is the same in every step"),
+        *_no_cap_and_no_soft_targets("its engine's loss is the same in every step"),
         _reattempts("its data set has all pairs before the run begins"),
         SubstrateLimit("model.router_balance", "its engine reads no router", can=_FULL),
         SubstrateLimit("model.router_replay", "verl replays routers on Megatron alone", can=_FULL),
@@ -313,7 +314,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         ),
         *(SubstrateLimit(field, "PRIME-RL does not read it", can=_ANY) for field in _UNREAD),
         *_ours_alone("PRIME-RL gives a loss no distributions", "entropy_bonus", "entropy_target"),
-        *_no_cap("PRIME-RL's loss is the same in every step"),
+        *_no_cap_and_no_soft_targets("PRIME-RL's loss is the same in every step"),
         *_one_update("PRIME-RL decides how many updates a batch gets"),
         *_pairs_of_a_step("PRIME-RL builds its own optimizer"),
         SubstrateLimit(

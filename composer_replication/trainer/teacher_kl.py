@@ -32,7 +32,7 @@ class TeacherScorer:
             ConfigError: a key is missing, or a tokenizer is another one.
             ModelError: a server cannot be reached or gives no log-probs.
         """
-        servers = [_opened(teacher) for teacher in scoring_teachers(config)]
+        servers = [open_scorer(teacher) for teacher in scoring_teachers(config)]
         for server in servers:
             server.check(tokenizer)
         return cls(servers)
@@ -68,7 +68,8 @@ def _of_turns(trajectory: Trajectory, scores: Sequence[float]) -> list[list[floa
     return [list(scores[start : start + len(turn.action_ids)]) for start, turn in zip(starts, trajectory.turns, strict=True)]
 
 
-def _opened(teacher: Teacher) -> PromptScorer:
+def open_scorer(teacher: Teacher) -> PromptScorer:
+    """Return the client of a teacher's server. Raises ConfigError where its key is missing."""
     return PromptScorer(
         teacher.base_url, teacher.model, key=teacher.key(), at_once=teacher.max_concurrency, timeout_s=teacher.timeout_s
     )

@@ -60,6 +60,16 @@ class HintedTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTargets:
+    """What a teacher says of each token of an answer, given those before it: its likeliest tokens, and how likely they are."""
+
+    ids: tuple[tuple[int, ...], ...]
+    """By place, the likeliest first."""
+    logprobs: tuple[tuple[float, ...], ...]
+    """The same places, in nats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """A preference pair in token ids: two continuations of one exact context.
 
@@ -75,3 +85,5 @@ class Pair:
     ref_chosen_logprob: float | None = None
     """Sum of log-probs of `chosen_ids` under the reference policy; None until computed."""
     ref_rejected_logprob: float | None = None
+    chosen_targets: tuple[TokenTargets, ...] = ()
+    """What teachers say of the tokens of the chosen answer, one entry for each teacher; empty where none was asked."""

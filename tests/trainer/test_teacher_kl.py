@@ -163,11 +163,11 @@ def test_a_token_that_a_teacher_has_no_number_for_teaches_nothing(run_file: Path
     assert found.metrics["reward/teacher_kl/mean"] == pytest.approx(1.0)
     scorer = PromptScorer("http://127.0.0.1:9", "x", at_once=1, timeout_s=1.0)
     told = [None, {"5": {"logprob": -9999.0}}, {"6": {"logprob": math.nan}}, {"7": {"logprob": -0.5}}]
-    assert scorer._read({"choices": [{"prompt_logprobs": told}]}, [4, 5, 6, 7]) == [
-        pytest.approx(math.nan, nan_ok=True),
-        pytest.approx(math.nan, nan_ok=True),
-        -0.5,
-    ]
+    assert scorer._read({"choices": [{"prompt_logprobs": told}]}, [4, 5, 6, 7]) == [{}, {}, {7: -0.5}]
+    with pytest.raises(ModelError, match="read other tokens"):
+        scorer._read({"choices": [{"prompt_logprobs": told}]}, [4, 5, 6, 8])
+    with pytest.raises(ModelError, match="gives no log-probs of a prompt's tokens"):
+        scorer._read({"choices": [{}]}, [4, 5])
     assert math.isnan(mean_of_probabilities([-1.0, math.nan]))
 
 

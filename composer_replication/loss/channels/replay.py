@@ -18,8 +18,9 @@ from composer_replication.distillation.preference import (
     kto_losses,
     simpo_losses,
 )
+from composer_replication.distillation.soft_targets import SoftTargets
 from composer_replication.loss.channels.common import Result, divisor, watched
-from composer_replication.loss.forward import Forward, Rows, concatenated
+from composer_replication.loss.forward import Forward, FusedRows, PlainRows, Rows, concatenated
 from composer_replication.loss.metrics import Pull
 
 _SIDES = ("chosen", "rejected")
@@ -64,20 +65,27 @@ def replay_channel(sides: Sequence[Forward], batch: Mapping[str, Tensor], option
     A pair's loss is the preference loss plus the negative log-likelihood of its chosen answer, times `options.anchor`, each
     summed over the answer's tokens and weighted by the pair's confidence. The sum is divided by the batch's `replay_denominator`:
     the weighted number of the chosen answers' tokens, so that a weight of 1 means for a token here what it means in the other
-    channels. Without that key the mean over pairs is taken, as in the papers.
+    channels. Without that key the mean over pairs is taken, as in the papers. Where teachers say what they find likely in the
+    places of an answer, `options.soft_targets` of its loss is the divergence from them.
 
     Args:
         sides: forward passes over `pair_rows`.
     """
-    answers, pull = _answers(sides, batch, options)
+    answers, pull, chosen = _answers(sides, batch, options)
     weights = batch.get("dpo_weights", torch.ones_like(answers[0].logprobs))
     held = batch.get("dpo_held", torch.zeros_like(weights)) != 0
     if options.compares and bool(held.any()):
         raise ValueError(f"a turn to hold is for the variant sft, and the variant is {options.variant}")
     losses, margins = pair_losses(answers, options, weights, batch.get("dpo_divergence"))
-    value = (weights * losses).sum() / divisor(weights, batch.get("replay_denominator"), "replay_denominator")
+    total = divisor(weights, batch.get("replay_denominator"), "replay_denominator")
+    soft = _soft_targets(chosen, batch, options.soft_targets * weights / total)
+    if soft is not None:
+        losses = losses * torch.where(soft.told, 1.0 - options.soft_targets, 1.0)
+    value = (weights * losses).sum() / total + (0.0 if soft is None else soft.value)
     pairs = float((~held).sum())
     metrics = {"replay/loss": value.item(), "replay/pairs": pairs, "replay/held": len(losses) - pairs}
+    if soft is not None and bool(soft.told.any()):
+        metrics["replay/teacher_kl/mean"] = soft.mean
     if pairs == 0:
         return Result(value, metrics, pull)
     for side, found in zip(_SIDES, answers, strict=False):
@@ -138,9 +146,45 @@ def divergence_of_pairs(chosen: Tensor, rejected: Tensor) -> Tensor:
     return torch.cat([chosen, rejected]).detach().mean().clamp(min=0.0)
 
 
-def _answers(sides: Sequence[Forward], batch: Mapping[str, Tensor], options: ReplayConfig) -> tuple[list[Answers], Pull]:
-    """Return the answers of each side that is read, and the channel's pull."""
-    found, tokens, owners, counts = [], [], [], []
+class _Chosen(NamedTuple):
+    """The tokens of the chosen answers."""
+
+    read: FusedRows | PlainRows
+    """Rows that predict them."""
+    row: Tensor
+    """[n]: their pairs."""
+    position: Tensor
+    """[n]: their places in these."""
+
+
+class _Soft(NamedTuple):
+    """The divergence of the chosen answers from teachers."""
+
+    value: Tensor
+    """0-dim, with gradient: the weighted sum."""
+    told: Tensor
+    """[P]: pairs of which a teacher speaks of every token."""
+    mean: float
+    """Over their tokens, in nats."""
+
+
+def _soft_targets(chosen: _Chosen, batch: Mapping[str, Tensor], weights: Tensor) -> _Soft | None:
+    """Return the sum of the divergences of the answers' tokens, times `weights` [P]; None where no weight or no teacher is
+    there."""
+    if "dpo_chosen_target_ids" not in batch or not bool(weights.any()):
+        return None
+    _, row, position = chosen
+    targets = SoftTargets(*(batch[f"dpo_chosen_target_{what}"][row, position] for what in ("ids", "logprobs")))
+    silent = ~torch.isfinite(targets.logprobs).any(-1).any(-1)
+    told = weights.new_zeros(len(weights)).index_add(0, row, silent.to(weights.dtype)) == 0
+    value, losses = chosen.read.soft_loss(targets, (weights * told)[row])
+    of_told = losses[told[row]]
+    return _Soft(value, told, float(of_told.mean()) if len(of_told) else 0.0)
+
+
+def _answers(sides: Sequence[Forward], batch: Mapping[str, Tensor], options: ReplayConfig) -> tuple[list[Answers], Pull, _Chosen]:
+    """Return the answers of each side that is read, the channel's pull, and the tokens of the chosen answers."""
+    found, tokens, owners, counts, places = [], [], [], [], []
     for number, (side, read) in enumerate(zip(sides_of(options), sides, strict=True)):
         ids, wanted = batch[f"dpo_{side}_input_ids"], batch[f"dpo_{side}_response_mask"] != 0
         if bool(wanted[:, 0].any()):
@@ -150,9 +194,11 @@ def _answers(sides: Sequence[Forward], batch: Mapping[str, Tensor], options: Rep
         tokens.append(ids[row, position])
         owners.append(row + number * len(ids))
         counts.append(wanted.sum(-1).clamp(min=1))
+        places.append((row, position))
     rows, owner, pairs = concatenated(found), torch.cat(owners), len(counts[0])
     pull = watched(rows)
     logprobs = rows.logprobs(torch.cat(tokens)).logprobs
     sums = logprobs.new_zeros(len(found) * pairs).index_add(0, owner, logprobs).view(len(found), pairs)
     references = [batch.get(f"dpo_{side}_ref_logprobs") for side in sides_of(options)]
-    return [Answers(*one) for one in zip(sums, counts, references, strict=True)], pull
+    chosen = _Chosen(rows if len(found) == 1 else found[0], *places[0])
+    return [Answers(*one) for one in zip(sums, counts, references, strict=True)], pull, chosen

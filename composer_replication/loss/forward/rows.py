@@ -17,6 +17,11 @@ from composer_replication.distillation import (
     fused_entropy_gated,
     sampled_token_per_token,
 )
+from composer_replication.distillation.soft_targets import (
+    SoftTargets,
+    soft_target_divergence,
+    soft_target_divergence_per_row,
+)
 from composer_replication.kernels import (
     Head,
     TeacherRows,
@@ -52,6 +57,11 @@ class FusedRows:
         """Return differentiable log-probs [n] and entropies [n], which are differentiable here at no cost."""
         return fused_logprobs(self.hidden, self.head, targets, temperature=temperature)
 
+    def soft_loss(self, targets: SoftTargets, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of `weights` [n] times the divergence from teachers, and the divergences [n] without gradient; see
+        `soft_target_divergence`."""
+        return soft_target_divergence(self.hidden, self.head, targets, weights)
+
     def logits(self) -> Tensor:
         """Return the logits [n, V] by ordinary operations."""
         return self.head.logits(self.hidden)
@@ -84,6 +94,10 @@ class PlainRows:
     def logprobs(self, targets: Tensor, temperature: float = 1.0, *, entropy_gradient: bool = False) -> TokenScores:
         found = token_logprobs(self.values, targets, temperature=temperature, entropy_gradient=entropy_gradient)
         return TokenScores(*found)
+
+    def soft_loss(self, targets: SoftTargets, weights: Tensor) -> tuple[Tensor, Tensor]:
+        losses = soft_target_divergence_per_row(upcast(self.values), targets)
+        return torch.where(weights == 0, 0.0, weights * losses).sum(), losses.detach()
 
     def logits(self) -> Tensor:
         return self.values

@@ -62,44 +62,61 @@ class PromptScorer:
         Raises:
             ModelError: the server cannot be reached, refuses, or answers something else.
         """
-        return self.http.run(self._all(sequences))
+        told = self.http.run(self._all(sequences, 1))
+        return [
+            [places.get(token, math.nan) for token, places in zip(ids[1:], each, strict=True)]
+            for ids, each in zip(sequences, told, strict=True)
+        ]
 
-    async def _all(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    def likeliest(self, sequences: Sequence[Sequence[int]], count: int) -> list[list[dict[int, float]]]:
+        """Return, for every token but the first of each sequence, the `count` likeliest tokens in its place, in descending order,
+        with their log-probs in nats at temperature 1; fewer where the server tells of fewer.
+
+        Raises:
+            ModelError: as `logprobs`.
+        """
+        told = self.http.run(self._all(sequences, count))
+        return [[dict(sorted(place.items(), key=lambda one: -one[1])[:count]) for place in each] for each in told]
+
+    async def _all(self, sequences: Sequence[Sequence[int]], count: int) -> list[list[dict[int, float]]]:
         places = asyncio.Semaphore(self._at_once)
 
-        async def one(ids: Sequence[int]) -> list[float]:
+        async def one(ids: Sequence[int]) -> list[dict[int, float]]:
             async with places:
-                return await self._one(ids)
+                return await self._one(ids, count)
 
         return list(await asyncio.gather(*map(one, sequences)))
 
-    async def _one(self, ids: Sequence[int]) -> list[float]:
+    async def _one(self, ids: Sequence[int], count: int) -> list[dict[int, float]]:
+        """Return the log-probs of each token but the first, and of the `count` likeliest ones in its place."""
         body = {
             "model": self._model,
             "prompt": list(ids),
             "max_tokens": 1,  # the least that it takes
             "temperature": 0.0,
-            "prompt_logprobs": 1,
+            "prompt_logprobs": count,
             "add_special_tokens": False,
         }
         try:
             reply = await self.http.post("/v1/completions", body)
         except RefusedError as error:
             raise error.as_model_error(
-                "serve it with a --max-model-len above rollout.context_tokens, and look at its log"
+                "serve it with a --max-model-len above rollout.context_tokens and, for loss.replay.soft_targets, a "
+                "--max-logprobs of at least loss.replay.soft_top_k, and look at its log"
             ) from error
         return self._read(reply, ids)
 
-    def _read(self, reply: Any, ids: Sequence[int]) -> list[float]:
+    def _read(self, reply: Any, ids: Sequence[int]) -> list[dict[int, float]]:
         try:
             (choice,) = reply["choices"]
             scores = choice["prompt_logprobs"]
-            found = [float(scores[place][str(token)]["logprob"]) for place, token in enumerate(ids) if place > 0]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            found = [{int(token): float(one["logprob"]) for token, one in place.items()} for place in scores[1:]]
+            missing = any(token not in place for token, place in zip(ids[1:], found, strict=False))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise ModelError(
                 f"{self.http.url} gives no log-probs of a prompt's tokens",
                 fix="name a vLLM server itself and no gateway, or set scores_tokens = false for this teacher",
             ) from error
-        if len(scores) != len(ids):
+        if len(scores) != len(ids) or missing:
             raise ModelError(f"{self.http.url} read other tokens than it was sent", fix="ask the server itself and no gateway")
-        return [score if math.isfinite(score) and score > CLAMPED else math.nan for score in found]
+        return [{token: one for token, one in place.items() if math.isfinite(one) and one > CLAMPED} for place in found]

@@ -38,8 +38,9 @@ from composer_replication.trainer.ask_teachers import EntropyReader, ask_teacher
 from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.pairs.held import apart, turns_to_hold
 from composer_replication.trainer.pairs.pairs_file import file_pairs, fits, shuffled
+from composer_replication.trainer.pairs.soft_targets import with_soft_targets
 from composer_replication.trainer.run_context import RunContext
-from composer_replication.types import Group, Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, to_json
+from composer_replication.types import Group, Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, from_json, to_json
 from composer_replication.types.errors import SandboxError
 
 
@@ -67,10 +68,11 @@ class Scorer(EntropyReader, Protocol):
 
 
 async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceRecorder, scorer: Scorer) -> list[Pair]:
-    """Return the pairs of the teachers and of the run's file, with reference log-probs; keep them for `stored_pairs`.
+    """Return the pairs of the teachers and of the run's file, with reference log-probs and soft targets; keep them for
+    `stored_pairs`.
 
     Raises:
-        ConfigError: the file gives no pair (`file_pairs`).
+        ConfigError: the file gives no pair (`file_pairs`), or as `with_soft_targets`.
         TeacherError: no teacher answered, or BudgetExceededError when the cap is the reason.
     """
     given = file_pairs(config, actor.renderer, actor.context_window)
@@ -83,6 +85,7 @@ async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceReco
         traces = {place_of(pair.pair_id)[0] for pair in set(ours).intersection(read)}
         pairs = [*read, *(pair for pair in held if place_of(pair.pair_id)[0] in traces)]
     pairs = scorer.with_reference_logprobs(pairs)
+    pairs = await asyncio.to_thread(with_soft_targets, pairs, config, actor.renderer.tokenizer)
     files.replace_file(_store(context, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
     return pairs
 
@@ -186,7 +189,7 @@ def wants_replay(config: RunConfig) -> bool:
 
 def stored_pairs(context: RunContext, arm: str) -> list[Pair]:
     """Return the pairs that an arm has collected before its first checkpoint."""
-    return [_pair(line) for line in files.read_lines(_store(context, arm))]
+    return [from_json(Pair, line) for line in files.read_lines(_store(context, arm))]
 
 
 def pairs_digest(context: RunContext, arm: str) -> str | None:
@@ -300,8 +303,3 @@ def _rows(pairs: Sequence[DPOPair], answers: Sequence[TeacherAnswer], trajectori
 def _call(wire: dict[str, Any]) -> ToolCall:
     function = wire["function"]
     return ToolCall(call_id=wire["id"], name=function["name"], arguments=function["arguments"])
-
-
-def _pair(line: dict[str, Any]) -> Pair:
-    ids = {k: tuple(line[k]) for k in ("prompt_ids", "chosen_ids", "rejected_ids")}
-    return Pair(**{**line, **ids})

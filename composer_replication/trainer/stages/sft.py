@@ -62,5 +62,7 @@ async def train_imitation(
 
 def _name_of(reward: RewardFunction | None) -> str | None:
     """Return the name of a reward function, or of the class of an object that is called."""
+    if reward is None:
+        return None
     named = reward if hasattr(reward, "__qualname__") else type(reward)
-    return None if reward is None else f"{named.__module__}.{named.__qualname__}"
+    return f"{named.__module__}.{named.__qualname__}"
