@@ -70,12 +70,16 @@ ELSEWHERE = {
         for name in (
             *("self_teacher", "rate", "reduction", "per_trajectory", "shuffle", "detectors", "generators", "demo", "useful_only"),
             "held_turns",  # tests/hints/test_holding.py
+            "span",  # tests/hints/test_report.py
+            "max_pull",  # tests/trainer/test_pull_cap.py
         )
     ),
     *(
         f"loss.replay.{name}"
         for name in (
             "learning_rate",  # tests/trainer/test_pair_steps.py
+            "max_pull",  # tests/trainer/test_pull_cap.py
+            *("soft_targets", "soft_top_k"),  # tests/loss/test_soft_targets.py, tests/trainer/test_soft_targets.py
             "dpo_positive_penalty",  # tests/loss/test_preferences.py
             *("traces_per_task", "agreement_threshold", "verify", "pairs_per_step", "pairs", "max_total_usd"),
             "judge",  # tests/teachers/replay/test_judged_mining.py
