@@ -237,7 +237,11 @@ class HintConfig(Section):
     """Give every error turn another task's hint. Use it only as a control arm."""
 
     @model_validator(mode="after")
-    def _usefulness_is_of_a_turn(self) -> Self:
+    def _whole_trajectories_need_less(self) -> Self:
+        if self.span == "trajectory" and self.held_turns != type(self).model_fields["held_turns"].default:
+            refuse(
+                f"held_turns = {self.held_turns} is not read with span = trajectory: every turn is compared", "remove held_turns"
+            )
         if self.span == "trajectory" and self.useful_only:
             refuse(
                 "useful_only asks about one action, and span = trajectory compares all", "set useful_only = false or span = turn"

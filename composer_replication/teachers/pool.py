@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,8 @@ class TeacherAnswer:
     family: str
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Arguments, as they came, of the calls that could not be read, by their ids."""
     finish_reason: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -391,5 +393,7 @@ def _record(reply: Reply, *, usd: float, latency_s: float) -> dict[str, Any]:
 
 
 def _from_record(blank: TeacherAnswer, record: Mapping[str, Any], *, cached: bool) -> TeacherAnswer:
-    calls = tuple(native_call(c["id"], c["name"], c["arguments"])[0] for c in record["tool_calls"])
-    return dataclasses.replace(blank, **{**record, "tool_calls": calls}, cached=cached)
+    read = [native_call(c["id"], c["name"], c["arguments"]) for c in record["tool_calls"]]
+    unread = {call.call_id: raw for call, raw in read if raw is not None}
+    calls = tuple(call for call, _ in read)
+    return dataclasses.replace(blank, **{**record, "tool_calls": calls}, unread=unread, cached=cached)

@@ -18,6 +18,7 @@ _MAY_CHANGE = frozenset(
             "checkpoint_every",
             "out",
             "strict",
+            "usd_per_hour",
             "rollout.env_workers",
             "rollout.stall_s",
             "sandbox.kind",

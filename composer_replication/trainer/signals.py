@@ -123,7 +123,8 @@ class SignalMaker:
         """Return the hints of a step with the turns to hold, and every other finding with the reason why it was dropped."""
         hint, seed = self.config.loss.hint, derive_seed(self.config.seed, step)
         selected = self._hints(trajectories, seed)
-        per_hint = 0 if hint.self_teacher == "live" else hint.held_turns  # without a hint the live policy agrees with itself
+        compares_all, agrees = hint.span == "trajectory", hint.self_teacher == "live"  # without a hint it agrees with itself
+        per_hint = 0 if compares_all or agrees else hint.held_turns
         errors = [(hint.trajectory_id, hint.turn) for hint in selected.dropped]
         window = self.context_window
         held = hold_turns(trajectories, selected.hinted, per_hint=per_hint, seed=seed, errors=errors, context_window=window)

@@ -8,7 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trajectories import TOOLS, bad, call, ok, renderer, trajectory
 
-from composer_replication.hints import HintContext, find_hints, insert_hint, insert_hints, leaks_gold, shuffle_hints
+from composer_replication.config import RunConfig
+from composer_replication.hints import (
+    DEFAULT_GENERATORS,
+    STANDARD,
+    HintContext,
+    detectors_named,
+    find_hints,
+    generators_named,
+    insert_hint,
+    insert_hints,
+    leaks_gold,
+    shuffle_hints,
+)
+from composer_replication.trainer.signals import HintSources, SignalMaker
 from composer_replication.types import Hint
 
 READ, EDIT, SUBMIT = call("read_file", path="a.py"), call("edit_file", path="a.py", old="x", new="y"), call("submit")
@@ -140,6 +153,26 @@ def test_feedback_on_a_whole_trajectory_stands_after_its_prompt():
         assert one.teacher_ids == (*before, *message, *own[len(before) :]), "said once, before everything that was sampled"
         assert one.teacher_start - one.student_start == len(message)
         assert own[one.student_start :] == one.action_ids == one.teacher_ids[one.teacher_start :]
+
+
+def test_no_turn_is_held_beside_feedback():
+    """Not even one that does not fit with the feedback in front of it: it may be the one that went wrong."""
+    t = failing()
+    config = RunConfig.model_validate(
+        {"model": {"path": "m"}, "tasks": {"train": "t"}, "loss": {"hint": {"span": "trajectory", "per_trajectory": 4}}}
+    )
+    sources = HintSources(
+        contexts={}, gold={}, detectors=detectors_named(STANDARD), generators=generators_named(DEFAULT_GENERATORS)
+    )
+    longest = len(t.context_ids(len(t.turns)))
+    made = SignalMaker(config=config, sources=sources, renderer=renderer(), context_window=longest + 2).select_hints(1, [t])
+    assert made.hinted
+    assert len(made.hinted) < len(t.turns), "the last turn does not fit"
+    assert not any(one.held for one in made.hinted)
+    with pytest.raises(ValueError, match="held_turns = 2 is not read with span = trajectory"):
+        RunConfig.model_validate(
+            {"model": {"path": "m"}, "tasks": {"train": "t"}, "loss": {"hint": {"span": "trajectory", "held_turns": 2}}}
+        )
 
 
 def test_turns_beyond_the_window_get_no_feedback():

@@ -119,10 +119,20 @@ def said(run: RunConfig, trial: Trial = TRIAL) -> str:
     return console.file.getvalue()
 
 
+def test_a_phase_of_fewer_rollouts_than_the_trial_takes_as_long_as_the_trial() -> None:
+    """Three rollouts of an evaluation beside the eight of a trial: the slow way is never faster than the fast one."""
+    eight = replace(TRIAL, trajectories=(trajectory(10), trajectory(30)) * 4)
+    made = make_forecast(eight, config(eval={"every": 5, "samples": 3}), "main", tasks=9, held_out=1, arms=1)
+    fast, slow = made.run_s
+    assert fast == slow == 5 * 5.5 + 2 * 4.0 + 0.5
+
+
 def test_the_machine_has_its_price() -> None:
     """5 steps of 7.75 s to 19.75 s, 4 evaluations of 4 s to 12 s and half a second, at $36 an hour: a cent a second."""
     assert "US dollars" not in said(config())
-    assert re.search(r"US dollars for the machine +0\.0775 to 0\.1975 +0\.5525 to 1\.4725", said(config(usd_per_hour=36.0)))
+    assert re.search(
+        r"US dollars for the machine, this arm +0\.0775 to 0\.1975 +0\.5525 to 1\.4725", said(config(usd_per_hour=36.0))
+    )
 
 
 def test_more_processes_try_more_rollouts() -> None:

@@ -6,8 +6,9 @@ import asyncio
 import json
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,6 +34,7 @@ from composer_replication.trainer.stages.before import started_from
 from composer_replication.trainer.stages.demonstrations import DemonstrationSources
 from composer_replication.trainer.stages.order import BEFORE_RL
 from composer_replication.trainer.stages.sft import SFT as STAGE
+from composer_replication.trainer.stages.sft import identity_of
 from composer_replication.trainer.train import StepCallback
 from composer_replication.types import GradeReport, Group, Trajectory, Unscored, from_json, to_json
 from composer_replication.types.errors import ConfigError
@@ -118,6 +120,19 @@ def test_a_reward_and_callbacks_from_python(run_file: Path) -> None:
 
 def nothing(_trajectory: Trajectory) -> float:
     return 0.0
+
+
+def test_rewards_are_told_apart_by_what_they_do() -> None:
+    """A resumed run must not take up demonstrations that another reward has chosen."""
+
+    def above(least: float) -> Callable[[Trajectory], float]:
+        return lambda _trajectory: least
+
+    assert identity_of(nothing) == identity_of(nothing)
+    assert identity_of(above(0.5)) == identity_of(above(0.5))
+    others = [nothing, above(0.5), above(0.7), partial(max, 1), partial(min, 1), partial(max, 2), lambda _: 1.0, lambda _: 2.0]
+    assert len({identity_of(one) for one in others}) == len(others)
+    assert identity_of(StepCallback()) != identity_of(StepCallback()), "nothing tells what an object does"
 
 
 @pytest.mark.slow

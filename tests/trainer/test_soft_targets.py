@@ -17,8 +17,9 @@ from composer_replication.observe import RunDir
 from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.quickstart.teachers import served
 from composer_replication.recipes.substrates import check_substrate
+from composer_replication.rollouts.serving import PromptScorer
 from composer_replication.tokens import byte_level_tokenizer
-from composer_replication.trainer.pairs.soft_targets import with_soft_targets
+from composer_replication.trainer.pairs.soft_targets import open_soft_scorers, with_soft_targets
 from composer_replication.types import Pair, from_json, to_json
 from composer_replication.types.errors import ConfigError
 
@@ -52,7 +53,7 @@ def with_teachers(run_file: Path, teachers: tuple[TeacherConfig, ...], *words: s
 def test_each_teacher_speaks_of_every_token_of_the_chosen_answers(run_file: Path, teachers) -> None:
     folders, configured = teachers
     config = with_teachers(run_file, configured, "--loss.replay.soft_top_k", "4")
-    found = with_soft_targets(PAIRS, config, tiny_tokenizer())
+    found = with_soft_targets(PAIRS, open_soft_scorers(config, tiny_tokenizer()), 4)
     assert found[1] == PAIRS[1], "what is held is the policy's own"
     for before, pair in zip(PAIRS[::2], found[::2], strict=True):
         assert len(pair.chosen_targets) == len(NAMES)
@@ -68,17 +69,27 @@ def test_each_teacher_speaks_of_every_token_of_the_chosen_answers(run_file: Path
 
 
 def test_nobody_is_asked_without_the_option_or_pairs(run_file: Path) -> None:
-    config = load_config(run_file)
-    assert with_soft_targets(PAIRS, config, tiny_tokenizer()) == PAIRS
-    nobody = TeacherConfig(name="t", model="t", base_url="http://127.0.0.1:9", api_key_env="", scores_tokens=True)
-    config = with_teachers(run_file, (nobody,))
-    assert with_soft_targets(PAIRS[1:2], config, tiny_tokenizer()) == PAIRS[1:2]
+    assert open_soft_scorers(load_config(run_file), tiny_tokenizer()) == []
+    assert with_soft_targets(PAIRS, [], 4) == PAIRS
+    nobody = PromptScorer("http://127.0.0.1:9", "t", at_once=1, timeout_s=1.0)
+    assert with_soft_targets(PAIRS[1:2], [nobody], 4) == PAIRS[1:2]
+
+
+def test_only_the_places_of_answers_are_kept(teachers) -> None:
+    """What a server tells of a prompt of 16,000 tokens is megabytes."""
+    _, configured = teachers
+    scorer = PromptScorer(configured[0].base_url, configured[0].model, at_once=2, timeout_s=60.0)
+    sequences = [(5, 6, 7, 20, 21), (9, 6, 7, 40)]
+    whole, last = scorer.likeliest(sequences, 3), scorer.likeliest(sequences, 3, [2, 1])
+    assert [len(one) for one in whole] == [4, 3]
+    assert last == [whole[0][-2:], whole[1][-1:]]
+    assert scorer.likeliest(sequences, 3, [0, 0]) == [[], []]
 
 
 def test_another_tokenizer_is_refused(run_file: Path, teachers) -> None:
     _, configured = teachers
     with pytest.raises(ConfigError, match="another tokenizer than the policy"):
-        with_soft_targets(PAIRS, with_teachers(run_file, configured), byte_level_tokenizer())
+        open_soft_scorers(with_teachers(run_file, configured), byte_level_tokenizer())
 
 
 def test_run_files_that_make_no_sense_are_refused(run_file: Path) -> None:

@@ -18,8 +18,8 @@ from composer_replication.envs import oracle_script
 from composer_replication.tasks import load_tasks
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import byte_level_tokenizer, parse_tool_calls
-from composer_replication.trainer.engines.teacher_engine import RememberingRenderer
-from composer_replication.types import Message
+from composer_replication.trainer.engines.teacher_engine import RememberingRenderer, TeacherTalk
+from composer_replication.types import Message, ToolCall
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +109,96 @@ def test_a_cap_ends_it_and_a_higher_one_goes_on(run_file: Path, world: World) ->
         assert code == 0, said
         assert score["pass_at"][0]["mean"] == 1.0
         assert len(server.requests) == 2 * sum(len(oracle_script(task)) for task in tasks), "nothing was asked twice"
+
+
+def one_turn(run_file: Path, first: Reply) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The score, and a rollout whose first answer is this one; then it submits."""
+
+    def answer(body: dict[str, Any], _number: int) -> Reply:
+        begun = any(message["role"] == "assistant" for message in body["messages"])
+        return Reply(content="", calls=[("submit", {})]) if begun else first
+
+    with TeacherServer(answer) as server:
+        name_teachers(run_file, server.base_url)
+        budgets = ["--rollout.turn_tokens", "512", "--rollout.trajectory_tokens", "1024", "--rollout.context_tokens", "4096"]
+        code, said, (found,) = evaluated(run_file, *budgets)
+    assert code == 0, said
+    parts = sorted((run_file.parent / "runs" / "run" / "eval" / "rollouts").glob("*/part_*.jsonl"))
+    return found, json.loads(parts[0].read_text().splitlines()[0]) if parts else {}
+
+
+def test_a_call_that_cannot_be_read_is_answered_as_a_policys_is(run_file: Path) -> None:
+    found, rollout = one_turn(run_file, Reply(content="", calls=[("submit", '{"path": ')]))
+    (call,) = rollout["turns"][0]["tool_calls"]
+    assert call["error"]
+    assert rollout["turns"][0]["results"][0]["status"] == "malformed_call"
+    assert len(rollout["turns"]) > 1
+    assert found["unscored"] == 0
+
+
+def test_an_answer_that_was_cut_off_is_no_finished_turn(run_file: Path) -> None:
+    found, rollout = one_turn(run_file, Reply(content="I think, and th", finish_reason="length"))
+    assert rollout["stop_reason"] == "turn_tokens"
+    assert len(rollout["turns"]) == 1
+    assert found["pass_at"][0]["mean"] == 0.0
+
+
+def test_an_answer_that_was_kept_back_is_unscored_and_asked_for_again(run_file: Path, world: World) -> None:
+    tasks = load_tasks(world.held_out)
+    kept_back = [True]
+
+    def answer(body: dict[str, Any], _number: int) -> Reply:
+        task = asked_about(body, tasks)
+        if kept_back[0] and task.spec.task_id == tasks[0].spec.task_id:
+            return Reply(status=400)
+        return solution(body, task)
+
+    with TeacherServer(answer) as server:
+        name_teachers(run_file, server.base_url)
+        assert evaluated(run_file)[2][0]["unscored"] == 2
+        before, kept_back[0] = len(server.requests), False
+        assert evaluated(run_file)[2][0]["unscored"] == 0
+        assert len(server.requests) == before + 2 * len(oracle_script(tasks[0])), "the other task's answers are in the ledger"
+
+
+def test_an_evaluation_whose_answers_are_all_kept_back_says_so(run_file: Path) -> None:
+    with TeacherServer(lambda _body, _number: Reply(content="", finish_reason="content_filter")) as server:
+        name_teachers(run_file, server.base_url)
+        code, said, found = evaluated(run_file)
+    assert code != 0
+    assert "content_filter" in said
+    assert found == []
+
+
+def test_another_seed_is_another_draw(run_file: Path, world: World) -> None:
+    tasks = load_tasks(world.held_out)
+    with TeacherServer(expert(tasks)) as server:
+        name_teachers(run_file, server.base_url)
+        assert evaluated(run_file)[0] == 0
+        once = len(server.requests)
+        assert evaluated(run_file, "--seed", "1")[0] == 0
+        assert len(server.requests) == 2 * once
+
+
+def test_prompts_without_room_for_a_turn_are_refused(run_file: Path) -> None:
+    name_teachers(run_file, "http://127.0.0.1:9")
+    words = ["eval", str(run_file), "--policy", "best=teacher:one", "--rollout.context_tokens", "40"]
+    done = composer_here(*words, "--rollout.trajectory_tokens", "32", "--rollout.turn_tokens", "16", cwd=run_file.parent)
+    assert done.returncode == 2
+    assert "leaves no room for a turn" in done.stderr or "context_tokens" in done.stderr
+
+
+def test_results_answer_the_calls_of_their_own_rollout() -> None:
+    """A template that leaves out which call a result answers writes the same ids for the results of different calls."""
+    renderer = RememberingRenderer(byte_level_tokenizer())
+    early, late = (
+        renderer.delta_ids([Message(role="tool", content="ok", tool_call_id=f"call_{turn}_0", name="submit")], ended=True)
+        for turn in (1, 4)
+    )
+    assert early == late
+    talk = TeacherTalk(tools=(), turns=2, calls=(ToolCall(call_id="call_1_0", name="submit", arguments={}),))
+    talk.hear(renderer.messages_of(early)[0])
+    assert talk.messages[-1]["tool_call_id"] == "call_1_0"
 
 
 def test_a_name_that_no_teacher_has_is_refused(run_file: Path) -> None:

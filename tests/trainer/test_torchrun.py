@@ -167,7 +167,7 @@ def test_memory_and_time_are_planned_by_all_processes(run_file: Path) -> None:
     assert said.count("memory of arm main on cpu, for each of 2 processes") == 1
     assert said.count("at most during an update") == 1
     assert said.count("trial of arm main") == 1
-    assert re.search(r"US dollars for the machine +\d", said)
+    assert re.search(r"US dollars for the machine, this arm +\d", said)
 
 
 @pytest.mark.slow

@@ -34,8 +34,9 @@ class PromptScorer:
         self.http = Http(url, timeout_s=timeout_s, attempts=_ATTEMPTS, key=key)
         self._model, self._at_once = model, at_once
 
-    def check(self, tokenizer: Any) -> None:
-        """See to it that the server's model has the tokens of `tokenizer`, and that it gives log-probs of a prompt.
+    def check(self, tokenizer: Any, count: int = 1) -> None:
+        """See to it that the server's model has the tokens of `tokenizer`, and that it gives log-probs of a prompt, of `count`
+        tokens in each place.
 
         Raises:
             ConfigError: its tokenizer is another one.
@@ -53,7 +54,7 @@ class PromptScorer:
                 f"{self._model} at {self.http.url} has another tokenizer than the policy, so it cannot score the policy's tokens",
                 fix="serve a model of the policy's family, or set scores_tokens = false for this teacher",
             )
-        self.logprobs([ids])
+        self.likeliest([ids], count)
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-prob of every token but the first of each sequence, given those before it, in nats at temperature 1; NaN
@@ -62,30 +63,37 @@ class PromptScorer:
         Raises:
             ModelError: the server cannot be reached, refuses, or answers something else.
         """
-        told = self.http.run(self._all(sequences, 1))
+        told = self.http.run(self._all(sequences, 1, [len(ids) - 1 for ids in sequences]))
         return [
             [places.get(token, math.nan) for token, places in zip(ids[1:], each, strict=True)]
             for ids, each in zip(sequences, told, strict=True)
         ]
 
-    def likeliest(self, sequences: Sequence[Sequence[int]], count: int) -> list[list[dict[int, float]]]:
+    def likeliest(
+        self, sequences: Sequence[Sequence[int]], count: int, last: Sequence[int] | None = None
+    ) -> list[list[dict[int, float]]]:
         """Return, for every token but the first of each sequence, the `count` likeliest tokens in its place, in descending order,
         with their log-probs in nats at temperature 1; fewer where the server tells of fewer.
+
+        Args:
+            last: return these many last places of each sequence.
 
         Raises:
             ModelError: as `logprobs`.
         """
-        told = self.http.run(self._all(sequences, count))
+        kept = [len(ids) - 1 for ids in sequences] if last is None else last
+        told = self.http.run(self._all(sequences, count, kept))
         return [[dict(sorted(place.items(), key=lambda one: -one[1])[:count]) for place in each] for each in told]
 
-    async def _all(self, sequences: Sequence[Sequence[int]], count: int) -> list[list[dict[int, float]]]:
+    async def _all(self, sequences: Sequence[Sequence[int]], count: int, last: Sequence[int]) -> list[list[dict[int, float]]]:
+        """Ask about every sequence, and keep its `last` places: what is told of a whole prompt is large."""
         places = asyncio.Semaphore(self._at_once)
 
-        async def one(ids: Sequence[int]) -> list[dict[int, float]]:
+        async def one(ids: Sequence[int], kept: int) -> list[dict[int, float]]:
             async with places:
-                return await self._one(ids, count)
+                return (await self._one(ids, count))[len(ids) - 1 - kept :]
 
-        return list(await asyncio.gather(*map(one, sequences)))
+        return list(await asyncio.gather(*map(one, sequences, last)))
 
     async def _one(self, ids: Sequence[int], count: int) -> list[dict[int, float]]:
         """Return the log-probs of each token but the first, and of the `count` likeliest ones in its place."""

@@ -7,16 +7,18 @@ are counted in those tokens, and their log-probs are 0. Answers are in the ledge
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from composer_replication.config import RunConfig
+from composer_replication.rollouts.agent_loop import derive_seed
 from composer_replication.rollouts.protocol import NoSampleError, Sample, SampleRequest
 from composer_replication.teachers import Question, Teacher, TeacherAnswer, TeacherPool
 from composer_replication.teachers.call import Failure
 from composer_replication.tokens import ChatRenderer, assistant_message, parse_tool_calls
-from composer_replication.types import Message, ToolSchema
+from composer_replication.types import Message, ToolCall, ToolSchema
 from composer_replication.types.errors import ConfigError, TeacherError
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ def teacher_as_policy(config: RunConfig, name: str) -> Teacher:
 
 
 class RememberingRenderer(ChatRenderer):
-    """A renderer that knows which messages the ids stand for that it has made."""
+    """A renderer that knows which messages the ids stand for that it has made, but for what a template leaves out of them: which
+    call a result answers."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._asked: dict[tuple[int, ...], tuple[tuple[Message, ...], tuple[ToolSchema, ...]]] = {}
@@ -67,25 +70,37 @@ class RememberingRenderer(ChatRenderer):
 
 
 @dataclass(slots=True)
-class _Conversation:
+class TeacherTalk:
+    """One rollout, as the endpoint reads it."""
+
     tools: tuple[ToolSchema, ...]
     messages: list[Message] = field(default_factory=list)
     turns: int = 0
+    calls: tuple[ToolCall, ...] = ()
+    """Of the last turn."""
+
+    def hear(self, messages: Sequence[Message]) -> None:
+        """Take what came after the last turn: its results, in the order of its calls, and whatever else."""
+        results = iter(self.calls)
+        for message in messages:
+            call = next(results, None) if message["role"] == "tool" else None
+            self.messages.append(message if call is None else Message(**{**message, "tool_call_id": call.call_id}))
 
 
 class TeacherEngine:
     """An `AsyncEngine` that asks the one teacher of a pool for each turn.
 
-    Rollouts of a task are draws of their own in the ledger, by the last part of their names. An answer that is longer than the
-    budget of a turn is cut, as a policy's is.
+    Rollouts of a task are draws of their own in the ledger, by the seed and the last part of their names. An answer that is
+    longer than the budget of a turn is cut, as a policy's is, and one that the endpoint has cut off is not finished.
     """
 
     context_window = 1 << 30
 
-    def __init__(self, pool: TeacherPool, renderer: RememberingRenderer) -> None:
+    def __init__(self, pool: TeacherPool, renderer: RememberingRenderer, seed: int) -> None:
         self._pool = pool
+        self._seed = seed
         self._renderer = renderer
-        self._open: dict[str, _Conversation] = {}
+        self._open: dict[str, TeacherTalk] = {}
 
     async def prepare(self) -> None:
         """Do nothing: there are no weights to load."""
@@ -94,21 +109,23 @@ class TeacherEngine:
         """Ask for one turn; the temperature is the teacher's.
 
         Raises:
-            NoSampleError: the endpoint refused this question, or did not answer it.
+            NoSampleError: the endpoint refused this question, did not answer it, or kept its answer back.
             TeacherError, BudgetExceededError: it can answer no other one either.
         """
         del temperature
         messages, tools = self._renderer.messages_of(request.new_ids)
-        talk = self._open.setdefault(request.session, _Conversation(tools))
-        talk.messages += messages
+        talk = self._open.setdefault(request.session, TeacherTalk(tools))
+        talk.hear(messages)
         answer = await self._answer(request.session, talk)
-        said = assistant_message(answer.content, answer.tool_calls)
-        ids = self._renderer.assistant_ids(said)
-        kept = ids[: request.max_new_tokens]
-        content, calls = parse_tool_calls(self._renderer.decode(kept), turn=talk.turns)
-        talk.messages.append(assistant_message(content, calls))
+        if answer.finish_reason == "content_filter":
+            raise NoSampleError(f"{answer.teacher}: the endpoint kept its answer back (content_filter)")
+        ids = self._renderer.assistant_ids(assistant_message(_with_unread_calls(answer), answer.tool_calls))
+        whole = ids if answer.finish_reason != "length" else ids[:-1]  # without the token that ends a turn
+        kept = whole[: request.max_new_tokens]
+        content, talk.calls = parse_tool_calls(self._renderer.decode(kept), turn=talk.turns)
+        talk.messages.append(assistant_message(content, talk.calls))
         talk.turns += 1
-        return Sample(ids=kept, logprobs=(0.0,) * len(kept), finished=len(kept) == len(ids))
+        return Sample(ids=kept, logprobs=(0.0,) * len(kept), finished=kept == ids)
 
     def sample(self, requests: Sequence[SampleRequest], *, temperature: float) -> list[Sample]:
         """Ask for the turns of several sessions, all at the same time. Raises as `sample_one`."""
@@ -133,12 +150,12 @@ class TeacherEngine:
     def end(self) -> None:
         """Do nothing: the pool is closed by whoever opened it."""
 
-    async def _answer(self, session: str, talk: _Conversation) -> TeacherAnswer:
+    async def _answer(self, session: str, talk: TeacherTalk) -> TeacherAnswer:
         question = Question(
             question_id=f"{session}/{talk.turns}",
             messages=list(talk.messages),
             tools=talk.tools,
-            sample=int(session.rpartition("/")[2]),
+            sample=derive_seed(self._seed, int(session.rpartition("/")[2])),
             trace=session,
             step=talk.turns,
         )
@@ -150,3 +167,14 @@ class TeacherEngine:
                 raise NoSampleError(f"{answers[0].teacher} did not answer: {answers[0].error}") from error
             raise
         return answers[0]
+
+
+def _with_unread_calls(answer: TeacherAnswer) -> str:
+    """Return what an answer says beside its calls, with those that could not be read as a policy would have written them: the
+    environment says what is wrong with them."""
+    unread = [
+        f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {answer.unread[call.call_id]}}}\n</tool_call>'
+        for call in answer.tool_calls
+        if call.error is not None and call.call_id in answer.unread
+    ]
+    return "\n".join([*([answer.content] if answer.content else []), *unread])

@@ -38,7 +38,7 @@ from composer_replication.trainer.ask_teachers import EntropyReader, ask_teacher
 from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.pairs.held import apart, turns_to_hold
 from composer_replication.trainer.pairs.pairs_file import file_pairs, fits, shuffled
-from composer_replication.trainer.pairs.soft_targets import with_soft_targets
+from composer_replication.trainer.pairs.soft_targets import open_soft_scorers, with_soft_targets
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, from_json, to_json
 from composer_replication.types.errors import SandboxError
@@ -72,9 +72,10 @@ async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceReco
     `stored_pairs`.
 
     Raises:
-        ConfigError: the file gives no pair (`file_pairs`), or as `with_soft_targets`.
+        ConfigError: the file gives no pair (`file_pairs`), or as `open_soft_scorers`.
         TeacherError: no teacher answered, or BudgetExceededError when the cap is the reason.
     """
+    scorers = await asyncio.to_thread(open_soft_scorers, config, actor.renderer.tokenizer)  # before anything is paid for
     given = file_pairs(config, actor.renderer, actor.context_window)
     pairs = await _pairs_of_teachers(context, config, actor, scorer) if config.teachers else []
     if given is not None:
@@ -85,7 +86,7 @@ async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceReco
         traces = {place_of(pair.pair_id)[0] for pair in set(ours).intersection(read)}
         pairs = [*read, *(pair for pair in held if place_of(pair.pair_id)[0] in traces)]
     pairs = scorer.with_reference_logprobs(pairs)
-    pairs = await asyncio.to_thread(with_soft_targets, pairs, config, actor.renderer.tokenizer)
+    pairs = await asyncio.to_thread(with_soft_targets, pairs, scorers, config.loss.replay.soft_top_k)
     files.replace_file(_store(context, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
     return pairs
 

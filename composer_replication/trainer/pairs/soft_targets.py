@@ -7,33 +7,42 @@ from dataclasses import replace
 from typing import Any
 
 from composer_replication.config import RunConfig
+from composer_replication.rollouts.serving import PromptScorer
 from composer_replication.teachers import Teacher
 from composer_replication.trainer.teacher_kl import open_scorer
 from composer_replication.types import Pair
 from composer_replication.types.signals import TokenTargets
 
 
-def with_soft_targets(pairs: Sequence[Pair], config: RunConfig, tokenizer: Any) -> list[Pair]:
-    """Return the pairs with what each teacher with `scores_tokens` says of the tokens of their chosen answers. Turns that are
-    held have none: what is said there is the policy's own.
+def open_soft_scorers(config: RunConfig, tokenizer: Any) -> list[PromptScorer]:
+    """Return the clients of the teachers with `scores_tokens`, checked; none where the run asks for no soft targets.
 
     Raises:
         ConfigError: a key is missing, or a teacher's tokenizer is another one.
-        ModelError: a server cannot be reached or gives no log-probs.
+        ModelError: a server cannot be reached, or gives no log-probs of so many tokens.
     """
     replay = config.loss.replay
+    asked = [teacher for teacher in config.teachers if teacher.scores_tokens] if replay.soft_targets > 0 else []
+    found = [open_scorer(Teacher.of(teacher)) for teacher in asked]
+    for scorer in found:
+        scorer.check(tokenizer, replay.soft_top_k)
+    return found
+
+
+def with_soft_targets(pairs: Sequence[Pair], scorers: Sequence[PromptScorer], count: int) -> list[Pair]:
+    """Return the pairs with the `count` tokens that each scorer's model finds likeliest in the places of their chosen answers.
+    Turns that are held have none: what is said there is the policy's own.
+
+    Raises:
+        ModelError: a server cannot be reached or gives no log-probs.
+    """
     places = [place for place, pair in enumerate(pairs) if pair.rejected_ids]
-    if replay.soft_targets == 0 or not places:
-        return list(pairs)
-    servers = [open_scorer(Teacher.of(teacher)) for teacher in config.teachers if teacher.scores_tokens]
-    for server in servers:
-        server.check(tokenizer)
     sequences = [(*pairs[place].prompt_ids, *pairs[place].chosen_ids) for place in places]
-    told = [server.likeliest(sequences, replay.soft_top_k) for server in servers]
+    answers = [len(pairs[place].chosen_ids) for place in places]
     found = list(pairs)
-    for place, *of_teachers in zip(places, *told, strict=True):
-        answer = len(pairs[place].chosen_ids)
-        found[place] = replace(pairs[place], chosen_targets=tuple(_targets(one[-answer:]) for one in of_teachers))
+    for scorer in scorers if places else ():
+        for place, told in zip(places, scorer.likeliest(sequences, count, answers), strict=True):
+            found[place] = replace(found[place], chosen_targets=(*found[place].chosen_targets, _targets(told)))
     return found
 
 

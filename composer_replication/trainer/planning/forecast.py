@@ -96,7 +96,8 @@ class Forecast:
         return rollouts / len(self.trial.trajectories)
 
     def _rollout_s(self, rollouts: int) -> tuple[float, float]:
-        return self.trial.rollout_s * min(1.0, rollouts), self.trial.rollout_s * self._pairs(rollouts)
+        least = min(1.0, rollouts)
+        return self.trial.rollout_s * least, self.trial.rollout_s * max(least, self._pairs(rollouts))
 
 
 def make_forecast(trial: Trial, config: RunConfig, arm: str, *, tasks: int, held_out: int, arms: int) -> Forecast:
@@ -169,7 +170,7 @@ def say_forecast(forecast: Forecast) -> Table:
         table.add_row(f"not in the time: {what}", "", *how_often)
     table.add_row("GiB on disk, all arms", "", "", f"{forecast.disk_bytes / _GIB:,.2f} of {forecast.free_bytes / _GIB:,.2f} free")
     if forecast.usd_per_hour is not None:
-        table.add_row("US dollars for the machine", "", *(_price(time, forecast.usd_per_hour) for time in times[1:]))
+        table.add_row("US dollars for the machine, this arm", "", *(_price(time, forecast.usd_per_hour) for time in times[1:]))
     if planned is not None:
         cost = planned.usd
         table.add_row("US dollars for teachers", "", "", f"{usd(cost.expected)} ({usd(cost.low)} to {usd(cost.high)})")

@@ -31,7 +31,6 @@ from composer_replication.trainer.ask_teachers import states_with_evidence
 from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.engines.own_server import LOG, SERVING
 from composer_replication.trainer.learning.followers import launched_processes
-from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.planning.prompts import prompt_lengths
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Trajectory
@@ -200,8 +199,7 @@ def _teachers(trainer: ArmTrainer, trajectories: Sequence[Trajectory]) -> Replay
     if replay.weight == 0 or not teachers:
         return None
     states = states_from_trajectories(trajectories)
-    reader = PolicyScorer(trainer.learner.policy, trainer.learner.pair_logprobs)
-    known = states_with_evidence(states, trajectories, config, trainer.renderer, reader)
+    known = states_with_evidence(states, trajectories, config, trainer.renderer, trainer.learner)
     first, second = split_teachers(teachers, replay.gate)
     return plan(steps_of(known), first=first, second=second, gate=gate_of(replay.gate, config.seed), reach=replay.gate.reach)
 

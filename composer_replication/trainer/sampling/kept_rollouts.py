@@ -18,7 +18,12 @@ _AT_ONCE = 64
 
 
 async def kept_rollouts(
-    tasks: Sequence[AnyTask], siblings: int, roll_out: Callable[[Sequence[AnyTask]], Awaitable[list[Group]]], folder: Path
+    tasks: Sequence[AnyTask],
+    siblings: int,
+    roll_out: Callable[[Sequence[AnyTask]], Awaitable[list[Group]]],
+    folder: Path,
+    *,
+    whole: bool = False,
 ) -> list[Group]:
     """Roll out all tasks, some at a time, and return one group per task, in order.
 
@@ -27,6 +32,7 @@ async def kept_rollouts(
     Args:
         siblings: rollouts of a task that `roll_out` makes.
         folder: holds a file per part; it belongs to this list of tasks and this way of rolling out (`folder_of`).
+        whole: keep no part in which any rollout could not be graded.
 
     Raises:
         StorageError: a part cannot be written, or is damaged.
@@ -40,7 +46,8 @@ async def kept_rollouts(
             continue
         groups = [_without_experts(group) for group in await roll_out(tasks[start : start + size])]
         trajectories = [t for group in groups for t in group.trajectories]
-        if not all(isinstance(t.reward, Unscored) for t in trajectories):
+        unscored = [isinstance(t.reward, Unscored) for t in trajectories]
+        if not (any(unscored) if whole else all(unscored)):
             with storage_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
             replace_file(path, (json.dumps(trajectory_row(t)).encode() + b"\n" for t in trajectories))

@@ -228,10 +228,12 @@ async def _asked(context: RunContext, config: RunConfig, name: str, teacher: Tea
     made_of = {**decisive(config, *_DECIDES), "tasks": digest_of(context.held_out), "tokenizer": config.model.path, **of_teacher}
     with Ledger(context.run_dir.path / "ledger.sqlite") as ledger:
         async with TeacherPool([teacher], ledger=ledger, max_total_usd=config.loss.replay.max_total_usd) as pool:
-            engine = TeacherEngine(pool, renderer)
+            engine = TeacherEngine(pool, renderer, config.seed)
+            check_prompts(prompt_lengths(context.held_out, config, renderer), config, engine.context_window)
             collector = RolloutCollector(context, config, engine, renderer, context.journal(config, name, RolloutMeter()))
             folder = folder_of(context.run_dir.path / "rollouts", name, made_of)
-            groups = await kept_rollouts(context.held_out, config.eval.samples, collector.roll_out_held_out, folder)
+            roll_out = collector.roll_out_held_out
+            groups = await kept_rollouts(context.held_out, config.eval.samples, roll_out, folder, whole=True)
         context.terminal.note(f"{name}: the ledger of these evaluations has ${usd(ledger.spent_usd)} in it")
     return groups
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import marshal
+import uuid
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from composer_replication.config import RunConfig
@@ -14,7 +19,6 @@ from composer_replication.observe.summary import SummaryRow
 from composer_replication.rollouts.protocol import Budgets
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.open_run import decisive
-from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.sampling.kept_rollouts import folder_of
 from composer_replication.trainer.stages.before import EarlierStage
@@ -52,7 +56,8 @@ async def train_imitation(
         budgets = replace(Budgets.of(config.rollout), context_tokens=min(config.rollout.context_tokens, window))
         sources = DemonstrationSources(config.sft, renderer, tasks, context.held_out, budgets)
         sources.check()
-        made_of |= {"scored by": _name_of(context.reward), **trainer.fingerprint}
+        given = context.reward if config.reward.function is None else None
+        made_of |= {**trainer.fingerprint, **({} if given is None else {"scored by": identity_of(given)})}
         folder = folder_of(context.run_dir.path / "demonstrations", arm, made_of)
         await learn_from_demonstrations(trainer).gather(sources, folder)
         row = await train_arm(trainer, shown, callbacks)
@@ -60,9 +65,15 @@ async def train_imitation(
     return row
 
 
-def _name_of(reward: RewardFunction | None) -> str | None:
-    """Return the name of a reward function, or of the class of an object that is called."""
-    if reward is None:
-        return None
-    named = reward if hasattr(reward, "__qualname__") else type(reward)
-    return f"{named.__module__}.{named.__qualname__}"
+def identity_of(reward: Any) -> str:
+    """Return what tells a reward function from others, in another process too: its name, code, defaults and what it closes over.
+    Of an object that is called nothing does, and each is one of its own."""
+    if isinstance(reward, partial):
+        return f"{identity_of(reward.func)}{reward.args}{reward.keywords}"
+    if isinstance(reward, BuiltinFunctionType):
+        return f"{reward.__module__}.{reward.__qualname__}"
+    if not isinstance(reward, FunctionType):
+        return uuid.uuid4().hex
+    code, closed = reward.__code__, [cell.cell_contents for cell in reward.__closure__ or ()]
+    body = hashlib.sha256(marshal.dumps(code)).hexdigest()
+    return f"{reward.__module__}.{reward.__qualname__} {body} {reward.__defaults__} {closed}"
