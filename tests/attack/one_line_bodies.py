@@ -9,8 +9,8 @@ from __future__ import annotations
 from composer_replication.languages.python.functions import Function
 
 BODIES = (
-    "return NotImplemented",
-    "return FIRST is LAST",
+    "return Ellipsis",
+    "return FIRST is not LAST",
     "return repr(LAST)",
     "return FIRST == LAST",
     "return type(LAST)()",

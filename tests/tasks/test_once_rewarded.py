@@ -148,3 +148,82 @@ def test_a_question_to_another_object_is_no_new_one_where_the_object_is_not_read
 def test_what_the_constructor_does_is_trivial(tmp_path: Path) -> None:
     tasks = built(tmp_path, BAG, BAG_TESTS)
     assert "type(self)(other)" in tasks["Bag.common"].spec.hidden.weakness
+
+
+TREE = '''
+"""Trees of spans."""
+
+
+class Tree:
+    """A set of spans."""
+
+    def __init__(self, spans=()):
+        self.spans = {(min(one), max(one)) for one in spans}
+
+    def __iter__(self):
+        return iter(sorted(self.spans))
+
+    def add(self, span):
+        """Put one more span in."""
+        self.spans.add((min(span), max(span)))
+
+    def copy(self):
+        """Return another tree of the same spans."""
+        return Tree((begin, end) for begin, end in self.spans)
+'''
+TREE_TESTS = """
+import pytest
+from shop import Tree
+
+
+@pytest.mark.parametrize("spans", [[(1, 2)], [], [(3, 1), (2, 2)], [(5, 9), (1, 4), (4, 1)]])
+def test_another(spans):
+    tree = Tree(spans)
+    found = tree.copy()
+    assert list(found) == list(tree)
+    found.add((7, 8))
+    assert len(list(found)) == len(list(tree)) + 1
+    assert found is not tree
+"""
+
+
+def test_a_copy_by_the_constructor_is_trivial(tmp_path: Path) -> None:
+    tasks = built(tmp_path, TREE, TREE_TESTS)
+    assert "type(self)(self)" in tasks["Tree.copy"].spec.hidden.weakness
+
+
+RULE = '''
+"""Rules of a grammar."""
+
+
+class Rule:
+    """A named rule."""
+
+    def __init__(self, name, parts=()):
+        self.name, self.parts = name, tuple(parts)
+
+    def __hash__(self):
+        return hash(self.name)
+
+    def __eq__(self, other):
+        return isinstance(other, Rule) and (self.name, self.parts) == (other.name, other.parts)
+'''
+RULE_TESTS = """
+import pytest
+from shop import Rule
+
+
+@pytest.mark.parametrize("name", ["a", "b", "", "long name"])
+def test_itself(name):
+    rule = Rule(name, name)
+    assert rule == rule
+    assert not rule == Rule(name + "!", name)
+    assert rule != Rule(name, name + "x")
+"""
+
+
+def test_an_equality_that_tests_ask_only_of_one_object_is_trivial(tmp_path: Path) -> None:
+    """`object.__eq__` would do."""
+    tasks = built(tmp_path, RULE, RULE_TESTS)
+    weakness = tasks["Rule.__eq__"].spec.hidden.weakness
+    assert "self is other" in weakness or "NotImplemented" in weakness

@@ -14,7 +14,7 @@ _BODIES = (
     "return iter(())", "return FIRST", "return SECOND", "return LAST", "return str(FIRST)", "return [LAST]",
     "return not LAST", "return bool(LAST)", "return len(FIRST)", "return len(LAST)",
     "return next(iter(vars(FIRST).values()))", "return [*vars(FIRST).values()][-1]",
-    "return type(FIRST)(SECOND)",
+    "return type(FIRST)(SECOND)", "return type(FIRST)(FIRST)", "return FIRST is SECOND", "return NotImplemented",
     "raise KeyError", "raise ValueError", "raise TypeError",
     "raise IndexError", STUB,
     "return type('Any', (), {'__eq__': lambda a, b: True, '__hash__': lambda a: 0, '__bool__': lambda a: True})()",
