@@ -19,7 +19,7 @@ BODIES = (
     "return sum(1 for _ in LAST)",
     "yield from locals().values()",
     "return vars(FIRST)",
-    "return type(LAST)(FIRST)",
+    "return type(LAST)([FIRST])",
     "return max(locals().values(), key=lambda value: len(repr(value)))",
 )
 """FIRST and LAST are parameters of the function, or None where it has none."""

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from composer_replication.loss.forward.adapters import has_adapters
-from composer_replication.loss.forward.modes import compute_dtype, sharded_units
+from composer_replication.loss.forward.modes import sharded_units
 
 
 def shard(model: nn.Module) -> None:
-    """Share the weights out among all ranks, in place, one layer at a time. The processes must know each other by now.
-
-    Layers are gathered in the type that the model computes in. Shares stay in their own, and gradients are summed in float32.
-    """
+    """Share the weights out among all ranks, in place, one layer at a time. The processes must know each other by now."""
     from torch.distributed.device_mesh import init_device_mesh  # takes a second, as the next one
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     device = next(model.parameters()).device.type
     mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
     types = MixedPrecisionPolicy(reduce_dtype=torch.float32)  # gradients of bfloat16 weights are summed exactly, too
-    of_layers = replace(types, param_dtype=compute_dtype(model), cast_forward_inputs=False)  # the residual stream keeps its own
     layers: Any = getattr(model, "_no_split_modules", None) or ()
     for module in list(model.modules()):
         if type(module).__name__ in layers:
-            fully_shard(module, mesh=mesh, mp_policy=of_layers)
+            fully_shard(module, mesh=mesh, mp_policy=types)
     fully_shard(model, mesh=mesh, mp_policy=types)
 
 
