@@ -89,8 +89,8 @@ def test_what_the_endpoint_refuses_is_unscored_and_the_others_go_on(run_file: Pa
     assert code == 0, said
     assert (found["unscored"], found["tasks"]) == (2, len(tasks) - 1)
     assert refused not in found["pass_rates"]
-    kept = [p.read_text() for p in (run_file.parent / "runs" / "run" / "eval" / "rollouts").glob("*/part_*.jsonl")]
-    assert "one did not answer: " in "".join(kept)
+    told = "".join(path.read_text() for path in (run_file.parent / "runs" / "run" / "eval" / "trajectories").rglob("*.jsonl"))
+    assert "one did not answer: " in told
 
 
 def test_a_cap_ends_it_and_a_higher_one_goes_on(run_file: Path, world: World) -> None:
