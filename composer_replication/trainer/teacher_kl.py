@@ -48,8 +48,10 @@ class TeacherScorer:
 
 
 def scoring_teachers(config: RunConfig) -> list[Teacher]:
-    """Return the teachers that a run asks about sampled tokens; none where `reward.teacher_kl_weight` is 0."""
-    if config.reward.teacher_kl_weight == 0:
+    """Return the teachers that a run asks about tokens; none where neither `reward.teacher_kl_weight` nor
+    `loss.replay.soft_targets` asks anything."""
+    replay = config.loss.replay
+    if config.reward.teacher_kl_weight == 0 and (replay.weight == 0 or replay.soft_targets == 0):
         return []
     return [Teacher.of(teacher) for teacher in config.teachers if teacher.scores_tokens]
 

@@ -1,4 +1,4 @@
-"""What the run's scoring teachers find likely in the places of chosen answers, asked once before an arm begins."""
+"""Ask the run's scoring teachers, once before an arm begins, what they find likely in the places of chosen answers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 from composer_replication.config import RunConfig
 from composer_replication.rollouts.serving import PromptScorer
-from composer_replication.teachers import Teacher
-from composer_replication.trainer.teacher_kl import open_scorer
+from composer_replication.trainer.teacher_kl import open_scorer, scoring_teachers
 from composer_replication.types import Pair
 from composer_replication.types.signals import TokenTargets
 
@@ -22,8 +21,7 @@ def open_soft_scorers(config: RunConfig, tokenizer: Any) -> list[PromptScorer]:
         ModelError: a server cannot be reached, or gives no log-probs of so many tokens.
     """
     replay = config.loss.replay
-    asked = [teacher for teacher in config.teachers if teacher.scores_tokens] if replay.soft_targets > 0 else []
-    found = [open_scorer(Teacher.of(teacher)) for teacher in asked]
+    found = [open_scorer(teacher) for teacher in scoring_teachers(config)] if replay.soft_targets > 0 else []
     for scorer in found:
         scorer.check(tokenizer, replay.soft_top_k)
     return found
