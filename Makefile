@@ -144,8 +144,8 @@ bench-tasks: env ## Measure validated tasks per minute and core on public packag
 	@$(BIN)/python scripts/figures.py
 
 BEFORE ?=
-bench-trust: env ## Measure what rewards rest on, on ten public packages, with a forger and honest variants (BEFORE=checkout of older code)
-	@$(BIN)/python benchmarks/trust.py --write docs/figures/trust.json --work runs/bench-trust $(addprefix --before ,$(BEFORE))
+bench-trust: env ## Measure what rewards rest on, on ten public packages, with a forger and honest variants (BEFORE=checkout of older code: timed)
+	@$(BIN)/python benchmarks/trust.py --write docs/figures/trust.json --work runs/bench-trust $(if $(BEFORE),--before $(BEFORE),--untimed)
 
 bench-plan: env ## Compare the memory that a dry run plans with what fresh processes take, on 14 settings (a quarter of an hour)
 	@$(BIN)/python benchmarks/plan.py --write docs/figures/plan.json

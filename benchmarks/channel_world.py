@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
+from composer_replication.config import HintSpan
 from composer_replication.envs.coding import SYSTEM_PROMPT
 from composer_replication.envs.oracle import call_turn
 from composer_replication.envs.tools import CODING_TOOLS
-from composer_replication.hints import Span, insert_hints
+from composer_replication.hints import insert_hints
 from composer_replication.loss import sequence_logprobs
 from composer_replication.loss.batch import right_padded
 from composer_replication.quickstart.language import GLOSSARY, HOUSE_TERMS, OPERATIONS, WORDS, Module, modules, project_path
@@ -294,7 +295,7 @@ def _off_script(
 
 
 def hints_of(
-    groups: Sequence[Sequence[Trajectory]], some: Sequence[Rule], renderer: ChatRenderer, words: dict[str, str], span: Span
+    groups: Sequence[Sequence[Trajectory]], some: Sequence[Rule], renderer: ChatRenderer, words: dict[str, str], span: HintSpan
 ) -> list[HintedTurn]:
     """Return a hint for the edit of each rollout that kept to the script and failed.
 

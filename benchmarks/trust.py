@@ -7,7 +7,8 @@ with: the universal forger (`tests/attack/forger.py`), with 12 bodies of one lin
 of several functions) and once with answers from the steps; rewrites of every other function in the changed files, which give back
 what the deleted ones were given (`tests/attack/accomplices.py`); constants and tables of the answers to the visible tests' calls
 (`tests/attack/learners.py`), with a default for other calls; its gold code; and, for the first tasks, honest variants of that.
-All are judged by the real grader, forgeries by its last stage first. CPU time is that of everything (`tasks.clock`). Figures
+All are judged by the real grader, forgeries by its last stage first. CPU time is that of everything (`tasks.clock`), and wants a
+quiet machine; with `--untimed` it stays that of the last timed measurement, and `timed_code` says which code that was of. Figures
 are kept in `--write`, and a package that is there already is not measured again. The last line is JSON.
 """
 
@@ -63,6 +64,7 @@ built from them; no check was tuned on any of the ten."""
 _MEASURED = ("composer_replication/sandbox", "composer_replication/tasks", "composer_replication/languages", "tests/attack")
 """Folders whose code the figures describe: a record of other code is measured again."""
 AIM_SHARE, AIM_CPU = 0.8, 2.0
+_TIMED = ("cpu_s_per_task", "cpu_s_per_task_before", "before", "cpu_ratio", "timed_code")
 _COUNTS = ("forgeries", "tasks_past_tests", "by_heart_tasks", "by_heart_tried", "honest_gold", "honest_variants")
 _LISTS = ("rewarded", "by_heart_rewarded", "honest_refused", "honest_alarms")
 _TRIES = 3
@@ -191,7 +193,7 @@ def name_of(package: str) -> str:
 
 
 def built(package: str, folder: Path, before: Path | None, now: Clock) -> dict[str, Any]:
-    """Build a package and count what the rewards of its tasks rest on."""
+    """Build a package and count what the rewards of its tasks rest on; time that beside `before`, where it is given."""
     source, name = f"pypi:{package}", name_of(package)
     several = BuildOptions(install=True, min_group_size=2, group_size=3, max_tasks=_SEVERAL, forgeable=True)
     python = Path(build_tasks(source, folder / name / "several", several).python)  # of the environment that all builds use
@@ -211,9 +213,9 @@ def built(package: str, folder: Path, before: Path | None, now: Clock) -> dict[s
         "weak_of_several": _weaknesses(groups),
         "cheapest_passing_programs": [body.partition(": ")[2] for body in bodies],
         "programs_per_task": statistics.median([len(task.spec.hidden.programs) for task in strong] or [0]),
-        "cpu_s_per_task": cpu_s,
     }
     if before is not None:
+        result |= {"cpu_s_per_task": cpu_s, "timed_code": code_digest()}
         result["cpu_s_per_task_before"] = build_with(before, source, folder / name / "before", python, now)
         result["before"] = _commit_of(before)
         result["cpu_ratio"] = round(cpu_s / result["cpu_s_per_task_before"], 2)
@@ -256,20 +258,22 @@ def main() -> None:
     """Measure and print; exit with 1 where an aim is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--before", type=Path, help="checkout of the code whose CPU-seconds a task are the yardstick")
+    parser.add_argument("--untimed", action="store_true", help="time nothing, so that other work may run beside this")
     parser.add_argument("--write", type=Path, help="keep the figures of each package in this file")
     parser.add_argument("--work", type=Path, help="keep the builds here, so that an interrupted measurement goes on")
     parser.add_argument("--builds-only", action="store_true", help="count and time, attack nothing yet: wants a quiet machine")
     parser.add_argument("packages", nargs="*", default=PACKAGES, metavar="NAME==VERSION")
     arguments = parser.parse_args()
-    known: dict[str, Any] = {}
     code = code_digest()
-    if arguments.write and arguments.write.exists():
-        written = json.loads(arguments.write.read_text("utf-8"))
-        known = {package: result for package, result in written.items() if result.get("code") == code}
+    written = json.loads(arguments.write.read_text("utf-8")) if arguments.write and arguments.write.exists() else {}
+    known = {package: result for package, result in written.items() if result.get("code") == code}
+    timed = {package: {key: result[key] for key in _TIMED if key in result} for package, result in written.items()}
+    if not (arguments.before or arguments.untimed):
+        parser.error("name older code with --before, or time nothing with --untimed")
     folder = arguments.work.absolute() / code if arguments.work else Path(tempfile.mkdtemp(prefix="bench-trust-"))
 
     def keep(package: str, result: Mapping[str, Any]) -> None:
-        known[package] = {**known.get(package, {}), **result, "code": code}
+        known[package] = {**timed.get(package, {}), **known.get(package, {}), **result, "code": code}
         print(package, json.dumps(result, indent=1), flush=True)
         if arguments.write:
             arguments.write.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")

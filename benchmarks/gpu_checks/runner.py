@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from composer_replication.rollouts.program import RunningProgram
+from composer_replication.sandbox.program import RunningProgram
 
 State: TypeAlias = Literal["passed", "failed", "skipped"]
 _COMPLETE = "composer.stamp"

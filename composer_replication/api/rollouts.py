@@ -8,21 +8,19 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from composer_replication.api.policies import REQUIRED, SCRIPTED, EngineKind, open_policy
-from composer_replication.api.tasks import interpreter_of
+from composer_replication.api.policies import REQUIRED, EngineKind, open_policy
 from composer_replication.envs import CodingEnv, TestCache
-from composer_replication.envs.oracle import prove_solution
+from composer_replication.envs.oracle import sound_tasks
 from composer_replication.envs.tools import Toolset
 from composer_replication.observe import mean_and_se, pass_at_1
 from composer_replication.rollouts import Progress, collect_groups
 from composer_replication.rollouts.collect import groups_at_once
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading.grade import GradeCache
-from composer_replication.tasks.proofs.task_copies import refuse_task_copies
+from composer_replication.tasks.interpreters import interpreters_of
 from composer_replication.tasks.store import Task
 from composer_replication.tasks.strength import load_strong_tasks, strong_tasks
 from composer_replication.trainer.waiting import wait_for
@@ -145,17 +143,12 @@ def rollout_groups(
     isolation = box.isolation.summary()
     if on_isolation is not None:
         on_isolation(isolation)
-    python = (options.python or interpreter_of(tasks[0], options.sandbox)).absolute()
-    if policy not in SCRIPTED:  # a model may look around
-        refuse_task_copies(tasks, box, python)
+    pythons = interpreters_of(tasks, options.python, options.sandbox)
+    if policy not in REQUIRED:  # those that must solve or fail every task show more
+        tasks = sound_tasks(tasks, pythons, sandbox=box)
     opened = open_policy(policy, tasks, options.toolset, options.engine, options.server_url)
-    possible = [task for task in tasks if not task.spec.impossible]
-    if policy not in REQUIRED and possible:  # those that must solve or fail every task show more
-        prove_solution(possible[0], sandbox=box, python=python)
     budgets = {name: getattr(options, name) for name in ("turn_tokens", "trajectory_tokens", "context_tokens", "max_turns")}
-    env = partial(
-        CodingEnv, sandbox=box, python=python, grade_cache=GradeCache(), test_cache=TestCache(), toolset=options.toolset
-    )
+    shared: dict[str, Any] = {"sandbox": box, "grade_cache": GradeCache(), "test_cache": TestCache(), "toolset": options.toolset}
     groups: list[Group] = []
     size = groups_at_once(group_size, _PER_COLLECTION if options.engine == "transformers" else None, len(tasks))
     for start in range(0, len(tasks), size):
@@ -167,7 +160,7 @@ def rollout_groups(
         part = wait_for(
             collect_groups(
                 tasks[start : start + size],
-                make_env=env,
+                make_env=lambda task: CodingEnv(task, python=pythons[task.spec.task_id], **shared),
                 engine=opened.engine,
                 renderer=opened.renderer,
                 budgets=replace(opened.budgets, **{k: v for k, v in budgets.items() if v is not None}),

@@ -9,8 +9,9 @@ from typing import Any
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading.grade import grade as grade_workspace
 from composer_replication.tasks import build as builder
-from composer_replication.tasks import store
+from composer_replication.tasks import folders, store
 from composer_replication.tasks.files import tree_files
+from composer_replication.tasks.interpreters import interpreters_of
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.types import GradeReport
 from composer_replication.types.errors import ConfigError
@@ -38,12 +39,12 @@ def build_tasks(
     if unknown := sorted(options.keys() - known.keys()):
         raise ConfigError(f"build_tasks has no option {unknown[0]!r}", fix=f"known: {', '.join(known)}")
     builder.build_tasks(os.fspath(source), Path(out), BuildOptions(max_tasks=max_tasks, **options))
-    return store.load_tasks(out)
+    return folders.load_tasks(out)
 
 
 def load_tasks(folder: str | os.PathLike[str]) -> list[store.Task]:
     """Return the tasks of a folder. Raises TaskError when there are none or one is damaged."""
-    return store.load_tasks(folder)
+    return folders.load_tasks(folder)
 
 
 def grade(
@@ -71,10 +72,5 @@ def grade(
         raise ConfigError(f"{root} is not a folder", fix="name the folder that holds the tree")
     if not any((root / path).exists() for path in tree_files(loaded.repo)):
         raise ConfigError(f"{root} has no file of the task's tree", fix=f"name the root of an edited copy of {loaded.repo}")
-    interpreter = (python or interpreter_of(loaded, sandbox)).absolute()
+    interpreter = interpreters_of([loaded], python, sandbox)[loaded.spec.task_id]
     return grade_workspace(loaded.spec, loaded.repo, root, sandbox=open_sandbox(sandbox), python=interpreter)
-
-
-def interpreter_of(task: store.Task, sandbox: SandboxKind = "auto") -> Path:
-    """Return the interpreter that a task was built with. Raises TaskError when it is gone."""
-    return builder.build_python(task.root.resolve().parent, sandbox)

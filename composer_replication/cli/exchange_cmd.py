@@ -11,14 +11,14 @@ from composer_replication.cli.support.options import SandboxOption, wide_console
 from composer_replication.cli.support.task_table import task_table
 from composer_replication.observe.console import echo
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.build import build_python
 from composer_replication.tasks.exchange import export_harbor, export_swebench, import_harbor
-from composer_replication.tasks.store import load_tasks
+from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.interpreters import build_python, interpreters_of
 from composer_replication.types.errors import ConfigError, TaskError
 
 
 def export_tasks(
-    tasks: Annotated[Path, typer.Argument(help="Folder of tasks, as `composer tasks build` writes it.")],
+    tasks: Annotated[Path, typer.Argument(help="Folder of tasks or set of tasks, as `composer tasks build` writes it.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Output folder; tasks of the same name are replaced.")],
     format: Annotated[Literal["harbor", "swebench"], typer.Option(help="Harbor directories, or SWE-bench rows.")] = "harbor",  # noqa: A002 (the option's name)
     python: Annotated[Path | None, typer.Option(help="Interpreter whose versions a Harbor image gets.")] = None,
@@ -27,8 +27,10 @@ def export_tasks(
     _refuse_overlap(tasks, out)
     found = load_tasks(tasks)
     if format == "harbor":
-        export_harbor(found, out, python=(python or build_python(tasks)).absolute())
-        echo(f"{len(found)} Harbor tasks in {out}")
+        pythons = interpreters_of(found, python)
+        placed = [task for task in found if task.spec.task_id in pythons]
+        export_harbor(placed, out, pythons=pythons)
+        echo(f"{len(placed)} Harbor tasks in {out}")
     else:
         rows = export_swebench(found, out)
         impossible = sum(task.spec.impossible for task in found)

@@ -137,12 +137,12 @@ def from_logs(
 def _scenes(folder: Path, kind: str, states: Sequence[TraceState]) -> Callable[[TraceState], Scene]:
     """Return scenes with a sandbox for the states of a folder's tasks, and say of how many there are none.
 
-    Raises TaskError as `load_tasks` and `build_python` do, and SandboxError as `open_sandbox`.
+    Raises TaskError as `load_tasks` and `interpreters_of` do, and SandboxError as `open_sandbox`.
     """
     from composer_replication.envs.scenes import scenes_of_tasks
     from composer_replication.sandbox import open_sandbox
     from composer_replication.tasks import load_tasks
-    from composer_replication.tasks.build import build_python
+    from composer_replication.tasks.interpreters import interpreters_of
 
     found = load_tasks(folder)
     foreign = len([state for state in states if state.get("task_id") not in {task.spec.task_id for task in found}])
@@ -151,7 +151,7 @@ def _scenes(folder: Path, kind: str, states: Sequence[TraceState]) -> Callable[[
             f"{foreign} of {len(states)} states are of no task in {folder}: their actions are compared without a sandbox",
             err=True,
         )
-    return scenes_of_tasks(found, open_sandbox(kind), build_python(folder, kind))
+    return scenes_of_tasks(found, open_sandbox(kind), interpreters_of(found, None, kind))
 
 
 def _judge(path: Path, max_usd: float, ledger: Path) -> Judge:

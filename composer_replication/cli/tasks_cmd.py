@@ -16,16 +16,19 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from composer_replication.cli.support.options import SandboxOption, wide_console
+from composer_replication.cli.support.set_table import build_and_show_set
 from composer_replication.cli.support.task_table import task_table
 from composer_replication.languages.python.functions import Skipped
 from composer_replication.observe.console import Console, echo
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.exchange.swebench_import import build_instances
+from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, DeletionMode
+from composer_replication.tasks.sets.sources_file import read_sources
 from composer_replication.tasks.sources.credentials import Credential
 from composer_replication.tasks.sources.fetch import left_open
-from composer_replication.tasks.store import Task, load_task, load_tasks
+from composer_replication.tasks.store import Task, load_task
 from composer_replication.types.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
@@ -46,8 +49,12 @@ _MOST_FAILING = 3
 
 @app.command()
 def build(
-    source: Annotated[str, typer.Argument(help="A folder, pypi:NAME==VERSION, or a git URL (URL@REV).")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the tasks; the same command continues a build.")],
+    source: Annotated[str | None, typer.Argument(help="A folder, pypi:NAME==VERSION, or a git URL (URL@REV).")] = None,
+    sources: Annotated[
+        Path | None, typer.Option("--from", dir_okay=False, help="File with a source a line: build them all into one set.")
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="With --from: try sources again that were refused before.")] = False,
     max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
     mode: Annotated[DeletionMode, typer.Option(help="Bodies, whole functions, or whole features across files.")] = "stub",
     size: Annotated[str, typer.Option(help="Functions deleted together: a number, or a range such as 3-10.")] = "1",
@@ -75,7 +82,8 @@ def build(
 ) -> None:
     """Turn a repository with tests into tasks: delete features whose tests can verify that they are back.
 
-    Exits with 3 when no task could be validated.
+    With --from, turn many repositories into one set of tasks; options hold for each of them. Exits with 3 when no task could be
+    validated, and with 1 when some sources of a list have none.
     """
     (fewest, most), (easiest, hardest) = _range(size, "--size"), _range(difficulty, "--difficulty")
     options = BuildOptions(
@@ -106,7 +114,12 @@ def build(
         tests=tuple(tests or ()),
         sandbox=sandbox,
     )
-    _build_and_show(source, out, options)
+    if (source is None) == (sources is None):
+        raise ConfigError("a build takes one source, or a list of them with --from", fix="give one of the two")
+    if sources is not None:
+        build_and_show_set(read_sources(sources), out, options, retry=retry)
+    elif source is not None:
+        _build_and_show(source, out, options)
 
 
 def _build_and_show(source: str, out: Path, options: BuildOptions) -> None:
@@ -198,8 +211,8 @@ async def _rewrite(tasks: list[Task], writer: Teacher, ledger: Path, max_usd: fl
 
 
 @app.command("list")
-def list_tasks(folder: Annotated[Path, typer.Argument(help="Folder of tasks.")]) -> None:
-    """List the tasks of a folder, and for each whether its reward can be forged, and by what.
+def list_tasks(folder: Annotated[Path, typer.Argument(help="Folder of tasks, or a set of such folders.")]) -> None:
+    """List the tasks of a folder or set, and for each whether its reward can be forged, and by what.
 
     Every file is checked against its manifest.
     """

@@ -10,6 +10,7 @@ from composer_replication.config.load import config_from, load_config, load_teac
 from composer_replication.config.loss import (
     EffortConfig,
     HintConfig,
+    HintSpan,
     LossConfig,
     PrmRewardConfig,
     ReplayConfig,
@@ -43,6 +44,7 @@ __all__ = [
     "GateConfig",
     "GateRule",
     "HintConfig",
+    "HintSpan",
     "LoraConfig",
     "LossConfig",
     "ModelConfig",

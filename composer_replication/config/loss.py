@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from composer_replication.config.replay import GateConfig, NormalizeConfig
 from composer_replication.config.section import Positive, ReadBy, Section, Share, Weight, refuse
+
+HintSpan: TypeAlias = Literal["turn", "trajectory"]
+"""What a hint is compared on: `loss.hint.span`."""
 
 
 class EffortConfig(Section):
@@ -207,7 +210,7 @@ class HintConfig(Section):
     reduction: Literal["turn", "token"] = "token"
     """Average over all compared tokens, as the other channels do over theirs (`token`), or sum over a turn's tokens and average
     over turns (`turn`), which weighs a token more by the tokens of a turn."""
-    span: Literal["turn", "trajectory"] = "turn"
+    span: HintSpan = "turn"
     """Put each hint before the turn that went wrong and compare that turn (`turn`), or put all hints of a trajectory after its
     prompt and compare all of its turns (`trajectory`), as SDPO does with whole responses; then raise per_trajectory to give the
     self-teacher the whole feedback. `trajectory` compares many more tokens, of turns that were right too."""

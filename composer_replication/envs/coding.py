@@ -55,6 +55,12 @@ def opening(task: Task) -> tuple[Message, ...]:
     return Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=task.spec.instruction)
 
 
+def refuse_shell_in(sandbox: Sandbox, toolset: tools.Toolset) -> None:
+    """Refuse a shell in a sandbox without isolation. Raises SandboxUnavailableError."""
+    if toolset == "shell" and sandbox.isolation.name == "unsafe-subprocess":
+        raise SandboxUnavailableError("an agent gets no shell without isolation", fix="use another sandbox, or the basic tools")
+
+
 class CodingEnv:
     """An `Env` over one task. Its output is a deterministic function of the calls made.
 
@@ -81,10 +87,7 @@ class CodingEnv:
         toolset: tools.Toolset = "basic",
         withheld: frozenset[str] = frozenset(),
     ) -> None:
-        if toolset == "shell" and sandbox.isolation.name == "unsafe-subprocess":
-            raise SandboxUnavailableError(
-                "an agent gets no shell without isolation", fix="use another sandbox, or the basic tools"
-            )
+        refuse_shell_in(sandbox, toolset)
         self._task = task
         self._sandbox = sandbox
         self._python = python

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
@@ -10,11 +13,13 @@ from typing import Any
 from composer_replication.envs.workspace import Workspace
 from composer_replication.sandbox import Limits, Sandbox
 from composer_replication.sandbox.grading.grade import grade
+from composer_replication.tasks.proofs.task_copies import shown_tasks
 from composer_replication.tasks.store import Task
 from composer_replication.types import Message, Unscored
 from composer_replication.types.errors import SandboxError, TaskError
 
 _MOST_CONTEXT = 12
+_log = logging.getLogger(__name__)
 
 
 def prove_solution(task: Task, *, sandbox: Sandbox, python: Path, limits: Limits | None = None) -> None:
@@ -32,6 +37,55 @@ def prove_solution(task: Task, *, sandbox: Sandbox, python: Path, limits: Limits
             f"the solution of {task.spec.task_id} does not pass its tests with {python}: {'; '.join(report.reasons[:1])}",
             fix="name the interpreter the task was built with (--python, or tasks.python in a run file), or allow more memory",
         )
+
+
+def sound_tasks(
+    tasks: Sequence[Task],
+    pythons: Mapping[str, Path],
+    *,
+    sandbox: Sandbox,
+    limits: Callable[[Task], Limits] | None = None,
+) -> list[Task]:
+    """Return the tasks whose rewards mean something on this machine: they have an interpreter, no sandbox with it shows the code
+    that they delete, and it solves the first possible task of their folder with that task's own solution.
+
+    The others are left out, each reason in a warning.
+
+    Args:
+        pythons: as `tasks.interpreters.interpreters_of` returns them.
+        limits: of a task's tests; those that it names itself where this is None.
+
+    Raises:
+        TaskError: there are tasks, and none of them is left.
+        SandboxError: the sandbox broke, or a search in it did not get to its end.
+    """
+    placed = [task for task in tasks if task.spec.task_id in pythons]
+    refused: dict[str, TaskError] = {}
+    for python in sorted({pythons[task.spec.task_id] for task in placed}):
+        refused |= shown_tasks([task for task in placed if pythons[task.spec.task_id] == python], sandbox, python)
+    of_folder: dict[tuple[Path, Path], list[Task]] = {}
+    for task in placed:
+        if task.spec.task_id not in refused:
+            of_folder.setdefault((task.root.parent, pythons[task.spec.task_id]), []).append(task)
+
+    def prove(found: tuple[tuple[Path, Path], list[Task]]) -> dict[str, TaskError]:
+        (_, python), mine = found
+        for task in [task for task in mine if not task.spec.impossible][:1]:
+            try:
+                prove_solution(task, sandbox=sandbox, python=python, limits=None if limits is None else limits(task))
+            except TaskError as error:
+                return dict.fromkeys((task.spec.task_id for task in mine), error)
+        return {}
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="prove") as threads:
+        for errors in threads.map(prove, of_folder.items()):
+            refused |= errors
+    kept = [task for task in placed if task.spec.task_id not in refused]
+    if tasks and not kept:
+        raise next(iter(refused.values()))
+    for error in dict.fromkeys(refused.values()):
+        _log.warning("%d tasks are left out: %s; %s", list(refused.values()).count(error), error.message, error.fix)
+    return kept
 
 
 def noop_script() -> list[Message]:

@@ -29,14 +29,14 @@ def sandbox_scene(state: TraceState, env: Callable[[], CodingEnv], *, runs: bool
     return Scene(files=WorkspaceFiles(lambda: env().workspace), complete=True, tools=state.get("tools", ()), run_both=run_both)
 
 
-def scenes_of_tasks(tasks: Iterable[Task], sandbox: Sandbox, python: Path) -> Callable[[TraceState], Scene]:
+def scenes_of_tasks(tasks: Iterable[Task], sandbox: Sandbox, pythons: Mapping[str, Path]) -> Callable[[TraceState], Scene]:
     """Return a function from a state to its scene: with a sandbox where the state is of one of these tasks, and else what its
     messages tell. The calls in its messages are made again to get there.
 
     Args:
-        python: the interpreter that runs the tests.
+        pythons: by task id, the interpreter that runs the tests; a task without one is as none.
     """
-    known = {task.spec.task_id: task for task in tasks}
+    known = {task.spec.task_id: task for task in tasks if task.spec.task_id in pythons}
 
     def scene(state: TraceState) -> Scene:
         task = known.get(state.get("task_id", ""))
@@ -46,6 +46,7 @@ def scenes_of_tasks(tasks: Iterable[Task], sandbox: Sandbox, python: Path) -> Ca
         @cache
         def env() -> CodingEnv:
             named = {tool["function"]["name"] for tool in state.get("tools", ())}
+            python = pythons[task.spec.task_id]
             found = CodingEnv(task, sandbox=sandbox, python=python, toolset="shell" if "bash" in named else "basic")
             found.reset()
             for call in _calls_in(state["messages"]):

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from composer_replication.envs.coding import CodingEnv, TestCache
-from composer_replication.envs.oracle import prove_solution
+from composer_replication.envs.coding import CodingEnv, TestCache, refuse_shell_in
+from composer_replication.envs.oracle import sound_tasks
 from composer_replication.envs.tools import TOOLSETS, Toolset
-from composer_replication.sandbox import SandboxKind, open_sandbox
-from composer_replication.sandbox.grading.grade import GradeCache
-from composer_replication.tasks.build import build_python
-from composer_replication.tasks.proofs.task_copies import refuse_task_copies
+from composer_replication.sandbox import Limits, SandboxKind, open_sandbox
+from composer_replication.sandbox.grading.grade import GradeCache, grade
+from composer_replication.tasks.interpreters import interpreters_of
 from composer_replication.tasks.store import Task
 from composer_replication.tasks.strength import load_strong_tasks
+from composer_replication.types import GradeReport
 from composer_replication.types.errors import ConfigError, one_of
 
 
 class TaskSuite:
-    """The shared state of every integration: tasks, one sandbox, one interpreter, and caches so that equal workspaces run once.
+    """The shared state of every integration: tasks, interpreters, one sandbox, and caches so that equal workspaces run once.
 
     Args:
-        folder: as `composer tasks build` writes it.
-        python: the interpreter that runs the tests; as `tasks.build.build_python` says when None.
+        folder: tasks or a set of tasks, as `composer tasks build` writes it.
+        python: the interpreter that runs the tests; for each task the one that it was built with where this is None.
         toolset: what agents are offered (`tools.TOOLSETS`).
         forgeable: take also tasks whose reward can be forged (`tasks.strength`).
 
     Raises:
         ConfigError: there is no such toolset.
-        TaskError: there are no tasks but forgeable ones, one is damaged, a sandbox shows the code that one deletes, or the
-            interpreter does not solve the first possible one with its own solution.
+        TaskError: there are no tasks but forgeable ones, one is damaged, or none is sound here (`oracle.sound_tasks`).
         SandboxError: no sandbox is available, it cannot run a shell, or the sandbox broke.
     """
 
@@ -44,16 +44,14 @@ class TaskSuite:
     ) -> None:
         if toolset not in TOOLSETS:
             raise ConfigError(f"there is no toolset {toolset}", fix=f"one of {', '.join(TOOLSETS)}")
-        self.tasks = load_strong_tasks(folder, forgeable=forgeable)
-        self.python = (python or build_python(folder, sandbox)).absolute()
+        loaded = load_strong_tasks(folder, forgeable=forgeable)
+        self._pythons = interpreters_of(loaded, python, sandbox)
         self.sandbox = open_sandbox(sandbox)
+        refuse_shell_in(self.sandbox, toolset)
+        self.tasks = sound_tasks(loaded, self._pythons, sandbox=self.sandbox)
         self._by_id = {task.spec.task_id: task for task in self.tasks}
         self._grades, self._tests = GradeCache(), TestCache()
         self._toolset: Toolset = toolset
-        self.env(self.tasks[0])  # raises where these tools are not to be had in this sandbox
-        refuse_task_copies(self.tasks, self.sandbox, self.python)
-        for task in [task for task in self.tasks if not task.spec.impossible][:1]:
-            prove_solution(task, sandbox=self.sandbox, python=self.python)
 
     def task(self, task_id: str) -> Task:
         """Return the task of that id. Raises ConfigError when there is none."""
@@ -61,16 +59,22 @@ class TaskSuite:
             raise ConfigError(f"there is no task {task_id}", fix=one_of(task_id, self._by_id))
         return self._by_id[task_id]
 
-    def env(self, task: Task) -> CodingEnv:
-        """Make a fresh environment over one of the tasks."""
+    def env(self, task: Task, *, toolset: Toolset | None = None, limits: Limits | None = None) -> CodingEnv:
+        """Make a fresh environment over one of the tasks, by default with the suite's tools and the task's own limits."""
         return CodingEnv(
             task,
             sandbox=self.sandbox,
-            python=self.python,
+            python=self._pythons[task.spec.task_id],
+            limits=limits,
             grade_cache=self._grades,
             test_cache=self._tests,
-            toolset=self._toolset,
+            toolset=toolset or self._toolset,
         )
+
+    def grade(self, task: Task, changes: Mapping[str, bytes | None]) -> GradeReport:
+        """Grade changes to the tree of one of the tasks, by path; None for a deleted file."""
+        python = self._pythons[task.spec.task_id]
+        return grade(task.spec, task.repo, changes, sandbox=self.sandbox, python=python)
 
 
 def shared_suite(

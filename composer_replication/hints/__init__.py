@@ -26,7 +26,7 @@ from composer_replication.hints.generators import (
     generators_named,
 )
 from composer_replication.hints.holding import hold_turns, other_turns
-from composer_replication.hints.insertion import Span, insert_feedback, insert_hint, insert_hints
+from composer_replication.hints.insertion import insert_feedback, insert_hint, insert_hints
 from composer_replication.hints.leak import leaks_action, leaks_gold
 from composer_replication.hints.report import explain, find_hints, shuffle_hints
 from composer_replication.hints.templates import TemplateHint, template_hint
@@ -46,7 +46,6 @@ __all__ = [
     "JudgeRule",
     "LintChanged",
     "Reading",
-    "Span",
     "StyleRules",
     "TemplateHint",
     "all_detectors",

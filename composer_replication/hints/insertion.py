@@ -6,13 +6,11 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
+from composer_replication.config import HintSpan
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Hint, HintedTurn, Trajectory
 
-Span: TypeAlias = Literal["turn", "trajectory"]
-"""What a hint is compared on: `loss.hint.span`."""
 _NO_TOKENS = "the turn sampled no tokens"
 _NO_PROMPT = "the context does not end with the generation prompt"
 _TOO_LONG = "longer than the context window"
@@ -85,7 +83,7 @@ def insert_hints(
     hints: Sequence[Hint],
     renderer: ChatRenderer,
     *,
-    span: Span = "turn",
+    span: HintSpan = "turn",
     context_window: int | None = None,
 ) -> Insertion:
     """Insert every hint into its trajectory. A hint that cannot be inserted is counted under its reason, never passed over.

@@ -19,7 +19,6 @@ from composer_replication.envs.coding import SYSTEM_PROMPT
 from composer_replication.envs.suite import TaskSuite, shared_suite
 from composer_replication.sandbox import SandboxKind
 from composer_replication.sandbox.changes import LITTER
-from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.store import Task
 from composer_replication.types import GradeReport, Unscored
@@ -128,7 +127,7 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
     def _graded(self, changes: Mapping[str, bytes | None]) -> tuple[GradeReport, float]:
         """Return the grader's report and its reward. Raises SandboxError when the sandbox broke."""
         suite, task = self._suite, self._task
-        report = grade(task.spec, task.repo, changes, sandbox=suite.sandbox, python=suite.python)
+        report = suite.grade(task, changes)
         if isinstance(report.reward, Unscored):
             raise SandboxError(report.reward.reason)
         return report, report.reward

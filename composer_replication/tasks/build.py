@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from composer_replication.languages.python.functions import Function, Skipped, find_functions
-from composer_replication.sandbox import Limits, Sandbox, SandboxKind, open_sandbox
+from composer_replication.sandbox import Limits, Sandbox, open_sandbox
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.opening import remote_python
 from composer_replication.tasks.features.decide import VERDICTS, Decider
 from composer_replication.tasks.features.select import Candidate, choose_candidates
-from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
+from composer_replication.tasks.files import foreign_state, read_json, storage_errors, write_whole
 from composer_replication.tasks.held_out.book import HIDDEN_BOOK, HiddenBook, make_hidden_book
 from composer_replication.tasks.proofs.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
 from composer_replication.tasks.proofs.bytecode import compile_tree
 from composer_replication.tasks.proofs.copies import find_copies
 from composer_replication.tasks.proofs.leak import INSTALLED, VENDORED, LeakScanner, copies_of
 from composer_replication.tasks.proofs.validate import Validator, slug_of
-from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, Progress
+from composer_replication.tasks.report import BUILD_REPORT, BuildEvent, BuildOptions, BuildReport, Progress
 from composer_replication.tasks.sources.benchmarks import Benchmarks
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.environment import make_environment
@@ -41,9 +41,8 @@ from composer_replication.tasks.sources.source import SOURCE_RECORD, STATE, Pris
 from composer_replication.tasks.store import digests_of, docs_of
 from composer_replication.types.errors import ConfigError, SourceError, TaskError
 
-__all__ = ["BuildEvent", "BuildOptions", "BuildReport", "build_python", "build_tasks"]
+__all__ = ["BuildEvent", "BuildOptions", "BuildReport", "build_tasks"]
 
-_REPORT = "build.json"
 _BASELINE, _CHECKS = "baseline.json", "hidden.json"
 _T = TypeVar("_T")
 
@@ -110,7 +109,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         not_confined=left_open(source, installs=options.install),
         options=json.loads(json.dumps(asdict(options), default=str)),
     )
-    write_whole(out / _REPORT, json.dumps(asdict(report), indent=1).encode() + b"\n")
+    write_whole(out / BUILD_REPORT, json.dumps(asdict(report), indent=1).encode() + b"\n")
     return report
 
 
@@ -201,34 +200,6 @@ def _validator(project: _Project, measured: _Measured, runner: CodeRunner, state
         copies=find_copies(runner.sandbox, runner.python, files, [function.key for function in measured.functions]),
         runner=replace(runner, limits=_limits(options.task_timeout_s)),
         staging=state / "staged",
-    )
-
-
-def build_python(folder: Path, sandbox: SandboxKind = "auto") -> Path:
-    """Return the interpreter that the tasks of `folder` were built with, by its `build.json`; this process's own when there is
-    none.
-
-    With a sandbox on another machine it is that machine's.
-
-    Raises:
-        SandboxError: that machine cannot be reached.
-        TaskError: `build.json` cannot be read, or its interpreter is gone and `folder` has no own environment.
-    """
-    if (there := remote_python(sandbox)) is not None:
-        return there
-    record = _read_json(folder / _REPORT)
-    if record is None:
-        return Path(sys.executable)
-    try:
-        recorded = Path(record["python"])
-    except (KeyError, TypeError) as error:
-        raise TaskError(f"{folder / _REPORT} names no interpreter", fix="restore it, or build the tasks again") from error
-    for python in (recorded, folder / ".venv" / "bin" / "python"):  # the second in a folder that was moved
-        if python.exists():
-            return python
-    raise TaskError(
-        f"{folder} was built with {recorded}, which is gone",
-        fix="name an interpreter that has what the tests need: --python PATH, or tasks.python in a run file",
     )
 
 
@@ -347,17 +318,8 @@ def _functions(tree: Path, layout: RepositoryLayout, options: BuildOptions) -> t
 
 def _restored(file: Path, read: Callable[[Any], _T]) -> _T | None:
     """Read what an earlier call wrote to `file`; None where there is none. Raises TaskError for what another release wrote."""
-    known = _read_json(file)
+    known = read_json(file)
     try:
         return None if known is None else read(known)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise foreign_state(file) from error
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise TaskError(f"{path} cannot be read ({error})", fix=f"delete {path.parent} and build again") from error

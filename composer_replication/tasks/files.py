@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.types.errors import StorageError, TaskError
@@ -26,6 +28,16 @@ def storage_errors(path: Path) -> Iterator[None]:
 def foreign_state(file: Path) -> TaskError:
     """Make the error for a build's own record that cannot be read back."""
     return TaskError(f"{file} was not written by this release", fix=f"delete {file.parent} and build again")
+
+
+def read_json(path: Path) -> Any:
+    """Read a record of a build; None where there is none. Raises TaskError for one that cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{path} cannot be read ({error})", fix=f"delete {path.parent} and build again") from error
 
 
 def write_whole(path: Path, data: bytes) -> None:

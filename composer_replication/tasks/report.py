@@ -14,6 +14,8 @@ from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.sources.credentials import Credential
 from composer_replication.types.errors import ConfigError
 
+BUILD_REPORT = "build.json"
+"""The file of a build's folder that holds its `BuildReport`."""
 DeletionMode: TypeAlias = Literal["stub", "delete", "feature"]
 
 
@@ -120,7 +122,7 @@ class BuildEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """The result of a build. `OUT/build.json` holds the same."""
+    """The result of a build. `OUT/build.json` (`BUILD_REPORT`) holds the same."""
 
     source: str
     source_digest: str

@@ -27,14 +27,15 @@ from composer_replication.languages.python.delete import body_of, unified_diff
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.tasks.files import copy_tree, solved_tree, storage_errors, tree_files, write_files
-from composer_replication.tasks.spec import is_task_id, spec_of
+from composer_replication.tasks.spec import spec_of
 from composer_replication.types import TaskSpec, to_json
 from composer_replication.types.errors import TaskError
 
 _SCHEMA = 5
-_MANIFEST = "MANIFEST.sha256"
+MANIFEST = "MANIFEST.sha256"
+"""The file that seals a task's folder."""
 _HIDDEN = "hidden.json"
-_ASIDE = ".old"
+ASIDE = ".old"
 """Ending of the hidden folder that a task waits in while another takes its place."""
 _DOC_ENDINGS = (".md", ".rst", ".txt")
 _NO_DOCS = ("license", "licence", "copying", "notice", "authors", "requirements", "constraints", "manifest")
@@ -90,7 +91,7 @@ class Task:
 
     def digest(self) -> bytes:
         """Return the task's manifest, which has the checksum of each of its files."""
-        return (self.root / _MANIFEST).read_bytes()
+        return (self.root / MANIFEST).read_bytes()
 
     def docs(self) -> dict[str, str]:
         """Return the documentation in `repo` (`docs_of`)."""
@@ -163,7 +164,7 @@ def write_task(
                 (temporary / "repo" / path).unlink()
         write_files(temporary, written)
         lines = (f"{digest}  {name}\n" for name, digest in sorted(sealed.items()))
-        (temporary / _MANIFEST).write_text("".join(lines), encoding="utf-8")
+        (temporary / MANIFEST).write_text("".join(lines), encoding="utf-8")
     publish_task(temporary, root)
     return Task(spec, root, provenance)
 
@@ -191,18 +192,18 @@ def publish_task(staged: Path, root: Path) -> None:
     """
     with storage_errors(root.parent):
         root.parent.mkdir(parents=True, exist_ok=True)
-        _bring_back(root)
+        bring_back(root)
         if root.exists():
             root.rename(_aside(root))
         staged.rename(root)
-        _bring_back(root)
+        bring_back(root)
 
 
 def _aside(root: Path) -> Path:
-    return root.with_name(f".{root.name}{_ASIDE}")
+    return root.with_name(f".{root.name}{ASIDE}")
 
 
-def _bring_back(root: Path) -> None:
+def bring_back(root: Path) -> None:
     """Undo or finish what a killed `publish_task` began. Raises OSError."""
     aside = _aside(root)
     if aside.is_dir() and root.exists():
@@ -220,9 +221,9 @@ def load_task(path: str | os.PathLike[str]) -> Task:
     root = Path(path)
     try:
         if not root.exists():
-            _bring_back(root)
+            bring_back(root)
         with OpenFolder(root.resolve()) as folder:
-            lines = folder.read(_MANIFEST, _MOST_BYTES).decode("utf-8").splitlines()
+            lines = folder.read(MANIFEST, _MOST_BYTES).decode("utf-8").splitlines()
             expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
             _check_files(root, folder, expected)
             record = tomllib.loads(folder.read("task.toml", _MOST_BYTES).decode("utf-8"))
@@ -231,7 +232,7 @@ def load_task(path: str | os.PathLike[str]) -> Task:
         if not root.is_dir():
             what, fix = "is a file, and a task is a folder" if root.exists() else "does not exist", _ONE
         else:
-            inside = next(root.glob(f"*/{_MANIFEST}"), None)
+            inside = next(root.glob(f"*/{MANIFEST}"), None)
             what = "holds no complete task (it has no MANIFEST.sha256)" if inside is None else "is a folder of tasks, not a task"
             fix = _ONE if inside is None else f"name one of them, such as {inside.parent}"
         raise TaskError(f"{root} {what}", fix=fix) from error
@@ -249,7 +250,7 @@ def load_task(path: str | os.PathLike[str]) -> Task:
 
 def _check_files(root: Path, folder: OpenFolder, expected: Mapping[str, str]) -> None:
     """Raise TaskError unless a task's folder holds these regular files and no others, with these digests."""
-    present = set(tree_files(root)) - {_MANIFEST}
+    present = set(tree_files(root)) - {MANIFEST}
     for name in sorted(present | expected.keys()):
         if name not in present:
             raise _damaged(root, f"{name} is missing")
@@ -260,35 +261,6 @@ def _check_files(root: Path, folder: OpenFolder, expected: Mapping[str, str]) ->
                 if hashlib.file_digest(file, "sha256").hexdigest() == expected[name]:
                     continue
         raise _damaged(root, f"{name} was changed after the task was built")
-
-
-def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
-    """Load every task directly below `folder`, in order of name; names that begin with a dot are ignored.
-
-    Raises:
-        TaskError: there is none, one of them is damaged, something else is among them, or `folder` is a task itself.
-    """
-    root = Path(folder)
-    try:
-        for aside in root.glob(f".*{_ASIDE}"):
-            if is_task_id(name := aside.name[1:].removesuffix(_ASIDE)):  # `..old` would be the folder itself
-                _bring_back(root / name)
-        found = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    except OSError as error:
-        raise TaskError(
-            f"{root} cannot be read ({error.strerror})", fix="name a folder that `composer tasks build` wrote"
-        ) from error
-    if (root / _MANIFEST).exists():
-        raise TaskError(f"{root} is one task, not a folder of tasks", fix=f"name the folder that holds it: {root.parent}")
-    strays = [path for path in found if not (path / _MANIFEST).exists()]
-    if len(strays) == len(found):
-        below = next(root.glob(f"*/*/{_MANIFEST}"), None)
-        fix = f"composer tasks build SOURCE --out {root}" if below is None else f"did you mean {below.parents[1]}?"
-        raise TaskError(f"{root} holds no tasks", fix=fix)
-    if strays:
-        what = f"{strays[0]} is no task (it has no MANIFEST.sha256) and lies among the tasks of {root}"
-        raise TaskError(what, fix="move it elsewhere; or, if it was a task, delete it and build again")
-    return [load_task(path) for path in found]
 
 
 def _sha256(path: Path) -> str:

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.store import Task
 from composer_replication.types.errors import TaskError
 
 _log = logging.getLogger(__name__)

@@ -6,18 +6,18 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from composer_replication.config import RunConfig, SandboxConfig, resolve_arm
-from composer_replication.envs.oracle import prove_solution
+from composer_replication.envs.oracle import sound_tasks
 from composer_replication.envs.source import AnyTask, EnvSource
 from composer_replication.loss.forward import weights_digest
 from composer_replication.replaysim import DJNormalizer
 from composer_replication.sandbox import Limits, Sandbox
-from composer_replication.tasks.build import build_python
-from composer_replication.tasks.proofs.task_copies import refuse_task_copies
+from composer_replication.tasks.interpreters import interpreters_of
 from composer_replication.tasks.store import Task
 from composer_replication.tasks.strength import load_strong_tasks
 from composer_replication.tasks.wording import worded
@@ -59,16 +59,14 @@ def check_run(config: RunConfig) -> Checked:
     loaded = [worded(load_strong_tasks(folder, forgeable=forgeable), config.tasks.instruction) for folder in folders]
     train, held_out = _split(loaded[0], config.tasks.held_out_share) if len(loaded) == 1 else loaded
     held_out = [task for task in held_out if not task.spec.impossible]
-    _check_arms(config, len(train), "tasks.train")
     both = {t.spec.task_id for t in train} & {t.spec.task_id for t in held_out}
     if both:
         raise ConfigError(
             f"task {min(both)} is in tasks.train and in tasks.held_out", fix="keep every task in one of the two folders"
         )
-    pythons: dict[str, Path] = {}
-    for folder, tasks in zip(folders, loaded, strict=True):
-        python = config.tasks.python or build_python(folder, config.sandbox.kind)
-        pythons |= {t.spec.task_id: python.absolute() for t in tasks}
+    pythons = interpreters_of([*train, *held_out], config.tasks.python, config.sandbox.kind)
+    train, held_out = ([task for task in part if task.spec.task_id in pythons] for part in (train, held_out))
+    _check_arms(config, len(train), "tasks.train")
     return Checked(train, held_out, pythons)
 
 
@@ -163,18 +161,20 @@ def limits_of(config: SandboxConfig, task: Task) -> Limits:
     )
 
 
-def prove_solutions(config: RunConfig, checked: Checked, sandbox: Sandbox) -> None:
-    """Grade one reference solution per folder, as the run will grade, and see to it that no sandbox shows a solution.
+def prove_solutions(config: RunConfig, checked: Checked, sandbox: Sandbox) -> Checked:
+    """Return what is left of a run's tasks when those are left out that are not sound here (`envs.oracle.sound_tasks`), graded as
+    the run will grade.
 
-    Raises TaskError or SandboxError.
+    Raises:
+        ConfigError: an arm asks for more tasks than are left.
+        TaskError: none is left to train on, or of those held out.
+        SandboxError: the sandbox broke.
     """
-    every = (*checked.train, *checked.held_out)
-    for python in sorted(set(checked.pythons.values())):
-        refuse_task_copies([task for task in every if checked.pythons[task.spec.task_id] == python], sandbox, python)
-    for tasks in (checked.train, checked.held_out):
-        for task in [task for task in tasks if not task.spec.impossible][:1]:
-            python = checked.pythons[task.spec.task_id]
-            prove_solution(task, sandbox=sandbox, python=python, limits=limits_of(config.sandbox, task))
+    sound = partial(sound_tasks, pythons=checked.pythons, sandbox=sandbox, limits=partial(limits_of, config.sandbox))
+    train, held_out = sound(checked.train), sound(checked.held_out)
+    if len(train) < len(checked.train):
+        _check_arms(config, len(train), "tasks.train")
+    return Checked(train, held_out, checked.pythons)
 
 
 def fingerprint(policy: PreTrainedModel, tasks: Sequence[AnyTask], pairs: Path | None = None) -> dict[str, str]:

@@ -191,7 +191,7 @@ def _coding_tasks(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, pro
     if config.tasks.forgeable:
         terminal.note(FORGEABLE)
     if not proven:
-        prove_solutions(config, checked, sandbox)
+        checked = prove_solutions(config, checked, sandbox)
     return CodingTasks(
         config=config,
         folder=run_dir.path / "tasks",

@@ -17,8 +17,9 @@ from project import PROJECT
 from composer_replication.sandbox import Command, Ending, Limits, Sandbox, Tree
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.report import BuildOptions
-from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tasks.store import Task
 from composer_replication.types import GradeReport, TaskSpec
 from composer_replication.types.held_out_checks import HeldOutChecks
 

@@ -12,7 +12,7 @@ from suite import PYTHON
 from composer_replication.sandbox import Command, Tree
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.files import tree_files
-from composer_replication.tasks.store import load_tasks
+from composer_replication.tasks.folders import load_tasks
 
 LOOK_AROUND = """
 import json, os

@@ -17,7 +17,8 @@ from composer_replication.cli.rollout_cmd import EXIT_UNSOUND, rollout
 from composer_replication.config import ModelConfig
 from composer_replication.loss.forward.models import load_policy, save_policy
 from composer_replication.quickstart.policy import tiny_model
-from composer_replication.tasks.store import load_tasks, write_task
+from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.store import write_task
 from composer_replication.tokens import byte_level_tokenizer
 from composer_replication.types import Trajectory, from_json
 from composer_replication.types.errors import ConfigError, ModelError, StorageError, TaskError

@@ -20,7 +20,8 @@ from composer_replication.envs import CODING_TOOLS, CodingEnv, noop_script, orac
 from composer_replication.envs.suite import TaskSuite, shared_suite
 from composer_replication.envs.tools import TOOLSETS
 from composer_replication.integrations.trl import CodingEnvironment, CodingEnvironmentFactory, cheat_alarms
-from composer_replication.tasks.store import load_tasks, write_task
+from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.store import write_task
 from composer_replication.types import GradeReport, Unscored
 from composer_replication.types.errors import ConfigError, SandboxError, SandboxUnavailableError, TaskError
 

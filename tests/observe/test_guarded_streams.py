@@ -99,7 +99,7 @@ def test_every_program_of_ours_guards_its_streams():
     bare = {name for name in programs if "guard_streams()" not in (root / name).read_text("utf-8")}
     assert bare == {
         "replaysim/worker.py",
-        "rollouts/program.py",
+        "sandbox/program.py",
         "sandbox/grading/pytest_driver.py",
         "sandbox/grading/steps/driver.py",
         "tasks/proofs/copies_driver.py",

@@ -18,7 +18,7 @@ from composer_replication.quickstart.language import HOUSE_TERMS, modules, proje
 from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.quickstart.serve import TeacherServer
 from composer_replication.quickstart.teachers import served
-from composer_replication.tasks.store import load_tasks
+from composer_replication.tasks.folders import load_tasks
 from composer_replication.types import Deletion
 from composer_replication.types.errors import ConfigError, ModelError
 

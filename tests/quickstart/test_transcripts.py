@@ -17,7 +17,8 @@ from composer_replication.quickstart.teachers import TEACHERS, knowledge
 from composer_replication.quickstart.transcripts import EDITED, demonstration, found, hint_text, instruction
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.build import BuildOptions, build_tasks
-from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.store import Task
 from composer_replication.types import Finding, StopReason, ToolCall, Trajectory, Turn
 
 pytestmark = pytest.mark.slow

@@ -18,10 +18,12 @@ import pytest
 
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import grade
-from composer_replication.tasks.build import build_python, build_tasks
+from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.files import tree_files
+from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.interpreters import build_python
 from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport
-from composer_replication.tasks.store import Task, load_task, load_tasks
+from composer_replication.tasks.store import Task, load_task
 from composer_replication.types import Outcome
 from composer_replication.types.errors import ConfigError, SourceError, TaskError
 

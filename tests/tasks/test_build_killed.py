@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox.backends.cgroup import find_cgroups
-from composer_replication.tasks.store import load_task, load_tasks
+from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.store import load_task
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 

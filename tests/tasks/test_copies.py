@@ -23,11 +23,11 @@ from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.exchange.harbor_export import export_harbor
 from composer_replication.tasks.exchange.harbor_import import import_harbor
+from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.proofs import copies
 from composer_replication.tasks.proofs.copies_driver import Wanted, search
 from composer_replication.tasks.proofs.task_copies import find_task_copies
 from composer_replication.tasks.report import BuildOptions
-from composer_replication.tasks.store import load_tasks
 from composer_replication.trainer.preflight import Checked, prove_solutions
 from composer_replication.types.errors import TaskError
 
@@ -214,7 +214,7 @@ def test_gold_code_among_other_software_makes_no_task(python, cache, write_proje
             )
         with pytest.raises(TaskError, match=re.escape(shown)):
             rollout([task], "some/model", python=python)
-        export_harbor([task], tmp_path / "harbor", python=python)
+        export_harbor([task], tmp_path / "harbor", pythons={task.spec.task_id: python})
         imported, refused = import_harbor(tmp_path / "harbor", tmp_path / "imported", sandbox=open_sandbox(), python=python)
         assert imported == []
         assert [shown in entry.reason for entry in refused] == [True]

@@ -20,8 +20,9 @@ from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.exchange import export_harbor, export_swebench, import_harbor
 from composer_replication.tasks.exchange.pins import pins_of
+from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.report import BuildOptions
-from composer_replication.tasks.store import Task, load_task, load_tasks
+from composer_replication.tasks.store import Task, load_task
 from composer_replication.types import to_json
 from composer_replication.types.errors import TaskError
 
@@ -48,7 +49,11 @@ def tasks(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def exported(tasks: list[Task], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return export_harbor(tasks, tmp_path_factory.mktemp("harbor"), python=PYTHON)
+    return export_harbor(tasks, tmp_path_factory.mktemp("harbor"), pythons=pythons_of(tasks))
+
+
+def pythons_of(tasks: list[Task]) -> dict[str, Path]:
+    return {task.spec.task_id: PYTHON for task in tasks}
 
 
 def graded(root: Path, workspace: Path, logs: Path) -> subprocess.CompletedProcess[str]:
@@ -154,7 +159,7 @@ def test_an_impossible_task_is_no_row_and_comes_back_from_harbor(tasks: list[Tas
     assert [json.loads(row)["instance_id"] for row in rows] == [tasks[1].spec.task_id]
     with pytest.raises(TaskError, match="every task is impossible"):
         export_swebench([changed], tmp_path / "none")
-    export_harbor([changed], tmp_path / "harbor", python=PYTHON)
+    export_harbor([changed], tmp_path / "harbor", pythons=pythons_of([changed]))
     back, refused = import_harbor(tmp_path / "harbor", tmp_path / "back", sandbox=open_sandbox(), python=PYTHON)
     assert not refused
     assert [task.spec for task in back] == [changed.spec]

@@ -16,8 +16,9 @@ import pytest
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.report import BuildOptions
-from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tasks.store import Task
 from composer_replication.types import GradeReport
 
 pytestmark = pytest.mark.slow

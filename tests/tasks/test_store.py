@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.spec import is_task_id, spec_of
-from composer_replication.tasks.store import Task, load_task, load_tasks, publish_task, write_task
+from composer_replication.tasks.store import Task, load_task, publish_task, write_task
 from composer_replication.types import Deletion, TaskSpec, to_json
 from composer_replication.types.errors import StorageError, TaskError
 

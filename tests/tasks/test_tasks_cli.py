@@ -16,7 +16,8 @@ from rich.console import Console
 
 from composer_replication.cli.grade_cmd import _describe_rejected
 from composer_replication.cli.support.task_table import task_table
-from composer_replication.tasks.store import load_task, load_tasks
+from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.store import load_task
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 

@@ -14,9 +14,10 @@ from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.files import tree_files
+from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
 from composer_replication.tasks.report import BuildOptions
-from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tasks.store import Task
 from composer_replication.types.held_out_checks import GoldProfile
 
 pytestmark = pytest.mark.slow

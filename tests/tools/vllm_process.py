@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_replication.rollouts.program import RunningProgram
 from composer_replication.rollouts.serving import StartedVllm, VllmOptions
+from composer_replication.sandbox.program import RunningProgram
 
 START_S = 600.0
 """The most that a start may take: a guard against one that never ends."""

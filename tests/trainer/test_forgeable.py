@@ -15,7 +15,8 @@ from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe.run_dir import RunDir
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.tasks.files import solved_tree
-from composer_replication.tasks.store import Task, load_tasks, write_task
+from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.store import Task, write_task
 from composer_replication.tasks.strength import load_strong_tasks
 from composer_replication.trainer.checkpoints.card import FORGEABLE, write_card
 from composer_replication.trainer.learning.learner import Learner

@@ -16,8 +16,8 @@ from world import World
 from composer_replication.config import ModelConfig, load_config
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.build import build_python
-from composer_replication.tasks.store import load_tasks
+from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.interpreters import build_python
 from composer_replication.trainer.preflight import _split, check_run, fingerprint, prove_solutions
 from composer_replication.types.errors import ComposerError, ConfigError, TaskError
 

@@ -21,7 +21,8 @@ from composer_replication.rollouts.collect import run_rollouts
 from composer_replication.rollouts.protocol import Budgets, Sample, SampleRequest
 from composer_replication.rollouts.reattempt import Reattempt
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.pairs.reattempts import Reattempts, failures_with_hints, pairs_of_reattempts
 from composer_replication.types import Group, HintedTurn, Message, Pair, StopReason, Trajectory, Unscored

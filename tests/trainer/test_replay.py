@@ -27,7 +27,8 @@ from composer_replication.observe.excerpt import excerpt
 from composer_replication.quickstart.language import project_path
 from composer_replication.quickstart.policy import tiny_tokenizer
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.store import Task
 from composer_replication.teachers import TeacherAnswer
 from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.pairs.held import pairs_of_step, turns_to_hold

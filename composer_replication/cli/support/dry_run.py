@@ -131,8 +131,7 @@ def _check_tasks(config: RunConfig) -> tuple[Sequence[AnyTask], Sequence[AnyTask
     if source is not None:
         check_source(config, source)
         return source.train, source.held_out, source
-    checked = check_run(config)
-    prove_solutions(config, checked, open_sandbox(config.sandbox.kind))
+    checked = prove_solutions(config, check_run(config), open_sandbox(config.sandbox.kind))
     return checked.train, checked.held_out, None
 
 

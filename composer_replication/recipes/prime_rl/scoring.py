@@ -20,7 +20,7 @@ from composer_replication.config import RunConfig
 from composer_replication.hints import HintContext
 from composer_replication.observe.files import replace_file
 from composer_replication.recipes.prime_rl.signed_advantages import SignedPair, signed_advantages
-from composer_replication.tasks.store import load_tasks
+from composer_replication.tasks.folders import load_tasks
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.hint_filter import SelectedHints
 from composer_replication.trainer.pairs.pairs_file import file_pairs

@@ -22,6 +22,7 @@ from composer_replication.recipes.prime_rl.algorithm import PAIR
 from composer_replication.recipes.prime_rl.scoring import shared_pairs
 from composer_replication.recipes.prime_rl.traces import RESULTS
 from composer_replication.traces.recorder import native_call
+from composer_replication.trainer.coding_tasks import toolset_of
 from composer_replication.trainer.preflight import limits_of
 from composer_replication.types.errors import MissingExtraError
 
@@ -90,13 +91,7 @@ class ComposerAgent(vf.Harness[ComposerAgentConfig]):
         config = load_config(self.config.run)
         suite = shared_suite(Path(data.folder), config.sandbox.kind, config.tasks.python, forgeable=config.tasks.forgeable)
         task = suite.task(data.task_id)
-        return CodingEnv(
-            task,
-            sandbox=suite.sandbox,
-            python=suite.python,
-            limits=limits_of(config.sandbox, task),
-            toolset="shell" if config.sandbox.shell else "basic",
-        )
+        return suite.env(task, toolset=toolset_of(config), limits=limits_of(config.sandbox, task))
 
     async def _carry_out(self, env: CodingEnv, trace: vf.Trace, call: Any) -> dict[str, Any]:
         """Carry out one call; its status and details stay with the trace, where detectors find them."""

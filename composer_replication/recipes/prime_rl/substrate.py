@@ -12,7 +12,7 @@ from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.prime_rl.config import check, write_configs
 from composer_replication.recipes.prime_rl.import_metrics import PrimeRLMetrics
-from composer_replication.rollouts.program import RunningProgram
+from composer_replication.sandbox.program import RunningProgram
 from composer_replication.trainer.preflight import NO_SOURCE
 from composer_replication.trainer.report import print_result, write_arms_report
 from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from composer_replication.recipes.verl.plan import ArmPlan
-from composer_replication.rollouts.program import RunningProgram
+from composer_replication.sandbox.program import RunningProgram
 from composer_replication.types.errors import BackendError
 from composer_replication.types.secrets import quoted
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 from composer_replication.config.server_options import memory_share
-from composer_replication.rollouts.program import RunningProgram
 from composer_replication.rollouts.serving.http import KEY_VARIABLE
+from composer_replication.sandbox.program import RunningProgram
 from composer_replication.types.errors import ConfigError, MissingExtraError, ModelError
 from composer_replication.types.secrets import quoted
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +50,15 @@ exec python3 -I -B "$(dirname "$0")/grade.py" "$(dirname "$0")" /app /logs/verif
 """
 
 
-def export_harbor(tasks: Sequence[Task], out: Path, *, python: Path) -> list[Path]:
+def export_harbor(tasks: Sequence[Task], out: Path, *, pythons: Mapping[str, Path]) -> list[Path]:
     """Write one directory per task below `out`, replacing those of the same name; returns them.
 
     Args:
-        python: what the tests run with here; its version and the versions of what the tree declares go into the image.
+        pythons: by task id, the interpreter that runs the tests here; its version and the versions of what the tree declares go
+            into the image.
 
     Raises:
-        TaskError: a task is damaged, or `python` does not run.
+        TaskError: a task is damaged, or its interpreter does not run.
         StorageError: `out` cannot be written.
     """
     written = []
@@ -67,7 +68,7 @@ def export_harbor(tasks: Sequence[Task], out: Path, *, python: Path) -> list[Pat
             shutil.rmtree(root, ignore_errors=True)
             for part in ("environment", "solution", "tests"):
                 (root / part).mkdir(parents=True)
-            _write(root, task, pins_of(task.spec, task.repo, python))
+            _write(root, task, pins_of(task.spec, task.repo, pythons[task.spec.task_id]))
         written.append(root)
     return written
 

@@ -28,7 +28,7 @@ from composer_replication.tasks.exchange.harbor_export import SPEC_FILE
 from composer_replication.tasks.files import solved_tree, tree_files
 from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
-from composer_replication.tasks.proofs.task_copies import refuse_task_copies
+from composer_replication.tasks.proofs.task_copies import refuse_shown
 from composer_replication.tasks.spec import is_task_id, read_spec
 from composer_replication.tasks.store import Task, load_task, publish_task, write_task
 from composer_replication.types import Unscored
@@ -150,6 +150,6 @@ def _write(expressed: Expressed, out: Path, sandbox: Sandbox, python: Path) -> T
     facts = {"imported": "harbor", **numbers_of(spec.hidden), "parts_not_asked": spec.hidden.untold}
     with solved_tree(expressed.repo, expressed.gold) as pristine:
         task = write_task(spec, staged, pristine=pristine, deleted=without, provenance=facts)
-    refuse_task_copies([task], sandbox, python)
+    refuse_shown(task, sandbox, python)
     publish_task(staged, out / name)
     return load_task(out / name)

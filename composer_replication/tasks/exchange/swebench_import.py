@@ -31,7 +31,7 @@ from composer_replication.tasks.exchange.foreign_files import DAMAGED, damage
 from composer_replication.tasks.files import storage_errors, write_whole
 from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
-from composer_replication.tasks.proofs.task_copies import refuse_task_copies
+from composer_replication.tasks.proofs.task_copies import refuse_shown
 from composer_replication.tasks.report import BuildEvent, BuildOptions, Progress
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.layout import guess_layout
@@ -194,7 +194,7 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
         }
         staged = out / ".build" / "staged" / spec.task_id
         task = write_task(spec, staged, pristine=source.tree, deleted=before, provenance=facts | {"flaky_tests": 0})
-        refuse_task_copies([task], sandbox, python)
+        refuse_shown(task, sandbox, python)
         unsteady = _prove(task, sandbox, python)
         spec = replace(spec, pass_to_pass=tuple(i for i in spec.pass_to_pass if i not in unsteady))
         spec = replace(spec, hidden=checks_of_solution(spec, task.repo, task.gold_files(), sandbox=sandbox, python=python))

@@ -33,18 +33,22 @@ def find_task_copies(tasks: Sequence[Task], sandbox: Sandbox, python: Path) -> d
     return {name: places[key] for name, mine in keys.items() for key in mine if key in places}
 
 
-def refuse_task_copies(tasks: Sequence[Task], sandbox: Sandbox, python: Path) -> None:
-    """Refuse tasks whose answer a sandbox with the interpreter `python` shows: whoever reads it need not write it.
-
-    Raises:
-        TaskError: names the first such task and the file.
-        SandboxError: as `find_task_copies`.
-    """
-    for task_id, place in find_task_copies(tasks, sandbox, python).items():
-        raise TaskError(
+def shown_tasks(tasks: Sequence[Task], sandbox: Sandbox, python: Path) -> dict[str, TaskError]:
+    """Return, by task id, why tasks cannot be used: a sandbox with the interpreter `python` shows their answer, and whoever reads
+    it need not write it. Raises as `find_task_copies`."""
+    return {
+        task_id: TaskError(
             f"the code that {task_id} deletes can be read in a sandbox on this machine ({place})",
             fix="remove that file, name an interpreter without it (--python, tasks.python), or build the tasks again here",
         )
+        for task_id, place in find_task_copies(tasks, sandbox, python).items()
+    }
+
+
+def refuse_shown(task: Task, sandbox: Sandbox, python: Path) -> None:
+    """Refuse a task whose answer a sandbox shows. Raises TaskError, and SandboxError as `find_task_copies`."""
+    for error in shown_tasks([task], sandbox, python).values():
+        raise error
 
 
 def _removed(task: Task, path: str, source: bytes) -> Iterator[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.recipes.prime_rl import substrate
-from composer_replication.rollouts.program import RunningProgram
 from composer_replication.sandbox.backends import linux
+from composer_replication.sandbox.program import RunningProgram
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 STARTS_ONE = f"""

@@ -1,6 +1,6 @@
 """A program that starts processes: none of them outlives the program, nor the process that started it.
 
-    this process -> guard (`python -m composer_replication.rollouts.program`) -> the program -> whatever it starts
+    this process -> guard (`python -m composer_replication.sandbox.program`) -> the program -> whatever it starts
 
 The guard leads a new session and adopts every orphan below it. When the program ends, when the guard is told to or when
 this process dies, `kill -9` included, it asks all that is below it to end, and kills what does not. A `kill -9` of the guard

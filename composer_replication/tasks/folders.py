@@ -1,0 +1,117 @@
+"""Folders of tasks, and sets of tasks: folders of such folders, one for each repository."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from composer_replication.tasks.files import read_json
+from composer_replication.tasks.report import BUILD_REPORT
+from composer_replication.tasks.spec import is_task_id
+from composer_replication.tasks.store import ASIDE, MANIFEST, Task, bring_back, load_task
+from composer_replication.types.errors import TaskError
+
+SET_REPORT = "set.json"
+"""The file of a set's folder that says what became of each source, and which tasks are left out."""
+_log = logging.getLogger(__name__)
+
+
+def builds_in(folder: Path) -> list[Path]:
+    """Return the builds that a set of tasks consists of, in order of name; empty where `folder` is no set."""
+    if (folder / BUILD_REPORT).exists():
+        return []
+    return sorted(report.parent for report in folder.glob(f"*/{BUILD_REPORT}") if not report.parent.name.startswith("."))
+
+
+def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
+    """Load every task of a folder that a build has written, or of a set of such folders, in order of name.
+
+    Of a set, tasks are left out that its `set.json` leaves out, that are damaged, or whose id another task of the set has. The
+    number of those and the first reason are logged.
+
+    Raises:
+        TaskError: there are no tasks, `folder` is a task itself, or it is one build and a task is damaged or something else is
+            among the tasks.
+    """
+    root = Path(folder)
+    builds = builds_in(root)
+    if not builds:
+        return _load_folder(root)
+    known = left_out_of(root)
+    reasons: list[str] = []
+    found: dict[str, Task] = {}
+    for path in (path for build in builds for path in task_folders(build)):
+        reason = known.get(path.relative_to(root).as_posix(), "")
+        task = None if reason else _intact(path, reasons)
+        if task is not None and task.spec.task_id in found:
+            reason = f"{path} has the id of {found[task.spec.task_id].root}"
+        elif task is not None:
+            found[task.spec.task_id] = task
+        reasons += [reason] if reason else []
+    if not found:
+        why = f": {reasons[0]}" if reasons else ""
+        raise TaskError(f"{root} is a set without tasks{why}", fix=f"composer tasks build --from LIST --out {root}")
+    if reasons:
+        _log.warning(
+            "%d of %d tasks of %s are left out; the first: %s", len(reasons), len(reasons) + len(found), root, reasons[0]
+        )
+    return list(found.values())
+
+
+def left_out_of(folder: Path) -> dict[str, str]:
+    """Return, by the path of a task below a set's folder, why the set leaves it out. Raises TaskError for a damaged record."""
+    record = read_json(folder / SET_REPORT)
+    if record is None:
+        return {}
+    left = record.get("left_out") if isinstance(record, dict) else None
+    if not isinstance(left, dict) or not all(isinstance(reason, str) for reason in left.values()):
+        raise TaskError(f"{folder / SET_REPORT} is no record of a set", fix="delete it and build the set again")
+    return left
+
+
+def task_folders(build: Path) -> list[Path]:
+    """Return the folders of a build's tasks, in order of name."""
+    _restore(build)
+    return sorted(manifest.parent for manifest in build.glob(f"[!.]*/{MANIFEST}"))
+
+
+def _intact(path: Path, reasons: list[str]) -> Task | None:
+    try:
+        return load_task(path)
+    except TaskError as error:
+        reasons.append(error.message)
+        return None
+
+
+def _restore(root: Path) -> None:
+    """Finish what a killed `publish_task` began. Raises OSError."""
+    for aside in root.glob(f".*{ASIDE}"):
+        if is_task_id(name := aside.name[1:].removesuffix(ASIDE)):  # `..old` would be the folder itself
+            bring_back(root / name)
+
+
+def _load_folder(root: Path) -> list[Task]:
+    """Load every task directly below `root`, in order of name; names that begin with a dot are ignored.
+
+    Raises:
+        TaskError: there is none, one of them is damaged, something else is among them, or `root` is a task itself.
+    """
+    try:
+        _restore(root)
+        found = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    except OSError as error:
+        raise TaskError(
+            f"{root} cannot be read ({error.strerror})", fix="name a folder that `composer tasks build` wrote"
+        ) from error
+    if (root / MANIFEST).exists():
+        raise TaskError(f"{root} is one task, not a folder of tasks", fix=f"name the folder that holds it: {root.parent}")
+    strays = [path for path in found if not (path / MANIFEST).exists()]
+    if len(strays) == len(found):
+        below = next(root.glob(f"*/*/{MANIFEST}"), None)
+        fix = f"composer tasks build SOURCE --out {root}" if below is None else f"did you mean {below.parents[1]}?"
+        raise TaskError(f"{root} holds no tasks", fix=fix)
+    if strays:
+        what = f"{strays[0]} is no task (it has no MANIFEST.sha256) and lies among the tasks of {root}"
+        raise TaskError(what, fix="move it elsewhere; or, if it was a task, delete it and build again")
+    return [load_task(path) for path in found]

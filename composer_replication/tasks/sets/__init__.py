@@ -1,0 +1,1 @@
+"""Sets of tasks: one build a repository, side by side in one folder."""

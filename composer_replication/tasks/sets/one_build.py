@@ -1,0 +1,61 @@
+"""The process that builds one source of a set: `python -m composer_replication.tasks.sets.one_build SOURCE OUT OPTIONS`.
+
+A process of its own, so that what ends it ends nothing else. Why it built nothing is kept in OUT, where `build_set` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.files import write_whole
+from composer_replication.tasks.report import BuildEvent, BuildOptions
+from composer_replication.tasks.sources.source import STATE
+from composer_replication.types.errors import ComposerError, SourceError
+from composer_replication.types.guarded_streams import guard_streams
+
+OPTIONS: TypeAdapter[BuildOptions] = TypeAdapter(BuildOptions)
+REFUSED = f"{STATE}/refused.json"
+"""Below a build's folder: why nothing could be built."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Build; return the exit code of what went wrong, 0 for nothing."""
+    guard_streams()
+    source, out, options = words[0], Path(words[1]), OPTIONS.validate_json(words[2])
+    (out / REFUSED).unlink(missing_ok=True)
+    try:
+        build_tasks(source, out, options, progress=_Said())
+    except ComposerError as error:
+        lasting = isinstance(error, SourceError)
+        record = {"reason": error.message, "fix": error.fix or "", "lasting": lasting, "order": order_of(source, options)}
+        write_whole(out / REFUSED, json.dumps(record, indent=1).encode())
+        print(error, flush=True)  # noqa: T201  into the log
+        return error.exit_code
+    return 0
+
+
+def order_of(source: str, options: BuildOptions) -> dict[str, object]:
+    """Return what a build was asked for: two builds with the same give the same tasks."""
+    return {"source": source, "options": json.loads(json.dumps(options.shaping, default=str))}
+
+
+class _Said:
+    """Say each stage once, in the log."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+
+    def __call__(self, event: BuildEvent) -> None:
+        if event.stage != self._stage:
+            print(event.stage, flush=True)  # noqa: T201  into the log
+        self._stage = event.stage
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,40 @@
+"""What became of each source of a set, and which tasks the set leaves out. `SET/set.json` holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOutcome:
+    """The build of one source."""
+
+    source: str
+    """As the list names it."""
+    folder: str
+    """Its folder below the set's."""
+    tasks: int = 0
+    forgeable: int = 0
+    candidates: int = 0
+    reason: str = ""
+    """Why it has no tasks; empty where it has some."""
+    fix: str = ""
+    """What to do about that."""
+    seconds: float = 0.0
+    """Wall-clock seconds of the call that built it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetReport:
+    """The result of building a set."""
+
+    sources: tuple[SourceOutcome, ...]
+    """In the order of the list."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """By the path of a task below the set's folder: why runs do not take it."""
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks that runs can take, forgeable ones included."""
+        return sum(outcome.tasks for outcome in self.sources) - len(self.left_out)

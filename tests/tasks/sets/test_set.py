@@ -1,0 +1,277 @@
+"""Many repositories in one set: each is built by its own process, none ends the others, every task has its interpreter."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from in_process import composer_here
+
+from composer_replication.envs.oracle import sound_tasks
+from composer_replication.envs.suite import TaskSuite
+from composer_replication.sandbox import open_sandbox
+from composer_replication.tasks import BuildOptions, build_tasks, load_tasks
+from composer_replication.tasks.folders import builds_in
+from composer_replication.tasks.interpreters import interpreters_of
+from composer_replication.tasks.sets.build_set import build_set
+from composer_replication.tasks.sets.report import SetReport, SourceOutcome
+from composer_replication.tasks.sets.sources_file import folders_of, read_sources
+from composer_replication.types.errors import ConfigError, TaskError
+
+TIDE = {
+    "tide.py": "def slack(x):\n    grown = x + 1\n    return grown\n",
+    "test_tide.py": "import tide\n\n\ndef test_slack():\n    assert tide.slack(1) == 2\n",
+}
+MOON = {
+    "moon.py": "def phase(day):\n    part = day % 29\n    return part // 7\n",
+    "test_moon.py": "import moon\n\n\ndef test_phase():\n    assert moon.phase(15) == 2\n",
+}
+VENDORED = {
+    **MOON,
+    "vendored.py": TIDE["tide.py"],
+    "test_vendored.py": "import vendored\n\n\ndef test_slack():\n    assert vendored.slack(1) == 2\n",
+}
+NO_TESTS = {"sea.py": "def deep():\n    return 3\n"}
+OPTIONS = BuildOptions(forgeable=True)
+
+
+def write(folder: Path, files: Mapping[str, str]) -> str:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(textwrap.dedent(text))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    root = tmp_path_factory.mktemp("projects")
+    return [write(root / "tide", TIDE), write(root / "sea", NO_TESTS), write(root / "moon", VENDORED)]
+
+
+@pytest.fixture(scope="module")
+def built(sources: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[SetReport, Path, list[SourceOutcome]]:
+    out, told = tmp_path_factory.mktemp("set") / "tasks", list[SourceOutcome]()
+    return build_set(sources, out, OPTIONS, progress=told.append), out, told
+
+
+@pytest.fixture
+def copied(built: tuple[SetReport, Path, list[SourceOutcome]], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built[1], tmp_path / "tasks", symlinks=True))
+
+
+def test_a_source_that_cannot_be_built_ends_no_other(
+    built: tuple[SetReport, Path, list[SourceOutcome]], sources: list[str]
+) -> None:
+    report, out, told = built
+    tide, sea, moon = report.sources
+    assert [outcome.source for outcome in told] == sources
+    assert (tide.tasks, sea.tasks, moon.tasks) == (1, 0, 2)
+    assert "no tests" in sea.reason
+    assert sea.fix
+    assert tide.reason == moon.reason == ""
+    assert len(builds_in(out)) == 2, "a refused source has no build"
+    assert json.loads((out / "set.json").read_text())["sources"][1]["reason"] == sea.reason
+
+
+def test_the_code_of_another_source_is_asked_once(built: tuple[SetReport, Path, list[SourceOutcome]]) -> None:
+    """`moon` vendors what `tide` is; builds are compared in order of their folders' names."""
+    report, out, _ = built
+    (left,) = report.left_out
+    assert "slack" in left
+    assert "deletes the code that" in report.left_out[left]
+    assert sorted(task.spec.deleted[0].qualname for task in load_tasks(out)) == ["phase", "slack"]
+    assert report.tasks == 2
+
+
+def test_what_is_done_is_not_done_again(copied: Path, sources: list[str]) -> None:
+    """Folders are looked at again, as they may have changed; what was refused for a lasting reason is not, unless asked."""
+    before = {path: path.stat().st_mtime_ns for path in copied.glob("*/*/MANIFEST.sha256")}
+    refused = next(copied.glob("sea-*")) / ".build" / "refused.json"
+    when = refused.stat().st_mtime_ns
+    assert [outcome.tasks for outcome in build_set(sources, copied, OPTIONS).sources] == [1, 0, 2]
+    assert refused.stat().st_mtime_ns == when
+    build_set(sources[1:2], copied, OPTIONS, retry=True)
+    assert refused.stat().st_mtime_ns > when
+    assert {path: path.stat().st_mtime_ns for path in copied.glob("*/*/MANIFEST.sha256")} == before
+
+
+def test_a_folder_of_one_build_is_no_place_for_a_set(copied: Path, sources: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds the tasks of one build"):
+        build_set(sources, builds_in(copied)[0], OPTIONS)
+    with pytest.raises(ConfigError, match="holds the source"):
+        build_set(sources, Path(sources[0]).parent, OPTIONS)
+
+
+def test_damaged_and_doubled_tasks_are_left_out_aloud(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
+    moon, _ = builds_in(copied)
+    (damaged,) = moon.glob("moon-phase-*")
+    (damaged / "repo" / "moon.py").write_text("")
+    shutil.copytree(moon, copied / "zwilling")
+    with caplog.at_level(logging.WARNING):
+        (task,) = load_tasks(copied)
+    assert task.spec.deleted[0].qualname == "slack"
+    assert "4 of 5 tasks" in caplog.text
+    (copied / "set.json").write_text("[]")
+    with pytest.raises(TaskError, match="no record of a set"):
+        load_tasks(copied)
+
+
+def test_a_set_without_any_task_names_the_reason(copied: Path) -> None:
+    for name in ("moon.py", "tide.py", "vendored.py"):
+        for path in copied.glob(f"*/*/repo/{name}"):
+            path.write_text("")
+    with pytest.raises(TaskError, match=r"set without tasks: .* was changed"):
+        load_tasks(copied)
+
+
+def test_every_task_has_the_interpreter_of_its_build(copied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    moon, tide = builds_in(copied)
+    elsewhere = tmp_path / "python"
+    elsewhere.symlink_to(sys.executable)
+    record = json.loads((moon / "build.json").read_text())
+    (moon / "build.json").write_text(json.dumps({**record, "python": str(elsewhere)}))
+    (copied / "set.json").unlink()  # builds that were put side by side by hand are a set, too
+    tasks = load_tasks(copied)
+    found = interpreters_of(tasks)
+    assert [found[task.spec.task_id] for task in tasks] == [elsewhere, elsewhere, Path(sys.executable)]
+    assert set(interpreters_of(tasks, elsewhere).values()) == {elsewhere}
+
+    elsewhere.unlink()
+    with caplog.at_level(logging.WARNING):
+        suite = TaskSuite(copied, forgeable=True)
+    assert len(suite.tasks) == 1, "what cannot run is left out"
+    assert "which is gone" in caplog.text
+    (task,) = suite.tasks
+    assert suite.env(task).grade().reward == 0.0
+    assert suite.grade(task, task.gold_files()).reward == 1.0
+    record = json.loads((tide / "build.json").read_text())
+    (tide / "build.json").write_text(json.dumps({**record, "python": str(elsewhere)}))
+    with pytest.raises(TaskError, match="which is gone"):
+        TaskSuite(copied, forgeable=True)
+
+
+def test_an_interpreter_that_does_not_solve_its_tasks_costs_only_them(
+    copied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    tasks = load_tasks(copied)
+    pythons = interpreters_of(tasks)
+    bare = tasks[0].spec.task_id
+    pythons[bare] = tmp_path / "bare" / "bin" / "python"  # has no pytest
+    with caplog.at_level(logging.WARNING):
+        kept = sound_tasks(tasks, pythons, sandbox=open_sandbox())
+    assert [task.spec.task_id for task in kept] == [task.spec.task_id for task in tasks[1:]]
+    assert f"{pythons[bare]} has no pytest" in caplog.text
+    with pytest.raises(TaskError, match="has no pytest"):
+        sound_tasks(tasks[:1], pythons, sandbox=open_sandbox())
+
+
+def test_a_list_names_sources_and_mistakes_by_line(tmp_path: Path) -> None:
+    write(tmp_path / "lists" / "tide", TIDE)
+    file = tmp_path / "lists" / "sources.txt"
+    file.write_text("# ours\n\npypi:cachetools==6.2.1  # from the index\ntide\nhttps://example.org/a/moon.git@v1\n")
+    cachetools, tide, moon = read_sources(file)
+    assert (cachetools, moon) == ("pypi:cachetools==6.2.1", "https://example.org/a/moon.git@v1")
+    assert Path(tide) == tmp_path / "lists" / "tide"
+    folders = folders_of([cachetools, tide, moon])
+    assert folders[cachetools] == "cachetools-6.2.1"
+    assert folders[tide].startswith("tide-")
+    assert folders[moon].startswith("moon-")
+    for text, said in {
+        "tide\ntide\n": "line 2: tide is line 1 again",
+        "sea\n": "line 1: sea is no folder",
+        "#\n": "no source",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            read_sources(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_sources(tmp_path / "absent.txt")
+
+
+def test_the_command_ends_in_a_table(sources: list[str], copied: Path, tmp_path: Path) -> None:
+    file = tmp_path / "sources.txt"
+    file.write_text("\n".join(sources))
+    done = composer_here("tasks", "build", "--from", file, "--out", copied, "--forgeable")
+    assert done.returncode == 1, done.stderr
+    assert "2 tasks from 2 of 3 sources" in done.stdout
+    assert "1 tasks are left out" in done.stdout
+    assert "no tests" in done.stdout
+    assert f"{sources[0]}: 1 tasks of 1 candidates" in done.stderr
+    listed = composer_here("tasks", "list", copied)
+    assert listed.stdout.count("strong") == 2
+    file.write_text(sources[1])
+    done = composer_here("tasks", "build", "--from", file, "--out", tmp_path / "none", "--forgeable")
+    assert done.returncode == 3
+    assert "none of 1 sources" in done.stderr
+    done = composer_here("tasks", "build", "--out", tmp_path / "none")
+    assert done.returncode == 2
+    assert "--from" in done.stderr
+
+
+@pytest.mark.slow
+def test_killed_builds_are_told_or_continued(sources: list[str], tmp_path: Path) -> None:
+    """One build's process is killed: the others go on. All of it is killed: nothing stays behind, and it continues."""
+    out = tmp_path / "tasks"
+    sleepy = write(tmp_path / "sleepy", {**TIDE, "conftest.py": "import time\n\ntime.sleep(20)\n"})
+    code = "import sys; from composer_replication.cli import main; main()"
+    (tmp_path / "sources.txt").write_text("\n".join([sleepy, *sources]))
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "tasks",
+        "build",
+        "--from",
+        str(tmp_path / "sources.txt"),
+        "--out",
+        str(out),
+        "--forgeable",
+    ]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    os.kill(_process_of(sleepy), signal.SIGKILL)
+    said, _ = running.communicate()
+    assert running.returncode == 1
+    assert f"{sleepy}: its build ended with signal 9" in said
+    assert "2 tasks from 2 of 4 sources" in said
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    worker = _process_of(sleepy)
+    running.kill()
+    running.wait()
+    while Path(f"/proc/{worker}").exists():
+        time.sleep(0.05)
+    (Path(sleepy) / "conftest.py").unlink()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert [line["tasks"] for line in json.loads((out / "set.json").read_text())["sources"]] == [1, 1, 0, 2]
+
+
+def _process_of(source: str) -> int:
+    """Wait for the process that builds a source, past its beginning."""
+    while True:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"composer_replication.tasks.sets.one_build" in words and source.encode() in words and words[1] == b"-m":
+                return int(path.parent.name)
+        time.sleep(0.02)
+
+
+def test_a_build_and_its_set_load_the_same_tasks(copied: Path) -> None:
+    moon, tide = builds_in(copied)
+    apart = [*load_tasks(moon), *load_tasks(tide)]
+    assert {task.spec.task_id for task in load_tasks(copied)} < {task.spec.task_id for task in apart}
+    again = build_tasks(json.loads((tide / ".build" / "source.json").read_text())["order"]["source"], tide, OPTIONS)
+    assert len(again.tasks) == 1
