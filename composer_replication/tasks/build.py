@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from composer_replication.languages.python.functions import Function, Skipped, find_functions
-from composer_replication.sandbox import Limits, Sandbox, open_sandbox
+from composer_replication.sandbox import Limits, open_sandbox
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.opening import remote_python
 from composer_replication.tasks.features.decide import VERDICTS, Decider
@@ -28,12 +28,13 @@ from composer_replication.tasks.held_out.book import HIDDEN_BOOK, HiddenBook, ma
 from composer_replication.tasks.proofs.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
 from composer_replication.tasks.proofs.bytecode import compile_tree
 from composer_replication.tasks.proofs.copies import find_copies
+from composer_replication.tasks.proofs.fitting import fit_environment
 from composer_replication.tasks.proofs.leak import INSTALLED, VENDORED, LeakScanner, copies_of
 from composer_replication.tasks.proofs.validate import Validator, slug_of
 from composer_replication.tasks.report import BUILD_REPORT, BuildEvent, BuildOptions, BuildReport, Progress
 from composer_replication.tasks.sources.benchmarks import Benchmarks
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
-from composer_replication.tasks.sources.environment import make_environment
+from composer_replication.tasks.sources.environment import made_for, make_environment
 from composer_replication.tasks.sources.fetch import left_open
 from composer_replication.tasks.sources.layout import RepositoryLayout, guess_layout
 from composer_replication.tasks.sources.licence import check_licence, licence_of
@@ -43,7 +44,7 @@ from composer_replication.types.errors import ConfigError, SourceError, TaskErro
 
 __all__ = ["BuildEvent", "BuildOptions", "BuildReport", "build_tasks"]
 
-_BASELINE, _CHECKS = "baseline.json", "hidden.json"
+_BASELINE, _FITTED, _CHECKS = "baseline.json", "environment.json", "hidden.json"
 _T = TypeVar("_T")
 
 
@@ -105,7 +106,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         impossible=run.impossible,
         seconds=round(time.monotonic() - start, 1),
         credentials=project.credentials,
-        notes=tuple(measured.hidden.notes),
+        notes=(*(read_json(state / _FITTED) or ()), *measured.hidden.notes),
         not_confined=left_open(source, installs=options.install),
         options=json.loads(json.dumps(asdict(options), default=str)),
     )
@@ -149,9 +150,34 @@ def _accepted(fetched: PristineTree, options: BuildOptions) -> _Project:
 
 def _runner(project: _Project, out: Path, options: BuildOptions, tell: Progress) -> CodeRunner:
     sandbox = open_sandbox(options.sandbox)
-    python = _interpreter(project.fetched, out, options, sandbox, tell)
-    python_path = project.layout.python_path
-    return CodeRunner(sandbox=sandbox, python=python, python_path=python_path, limits=_limits(options.timeout_s))
+
+    def runner_of(python: Path) -> CodeRunner:
+        limits = _limits(options.timeout_s)
+        return CodeRunner(sandbox=sandbox, python=python, python_path=project.layout.python_path, limits=limits)
+
+    if not options.install:
+        return runner_of((options.python or remote_python(options.sandbox) or Path(sys.executable)).absolute())
+    if remote_python(options.sandbox) is not None:
+        fix = "make an environment there, and name its interpreter with --python PATH"
+        raise SourceError("nothing can be installed on the machine of a remote sandbox", fix=fix)
+    tell(BuildEvent("installing"))
+    return _installed(project, out.absolute() / ".venv", out / STATE, options, runner_of)
+
+
+def _installed(
+    project: _Project, folder: Path, state: Path, options: BuildOptions, runner_of: Callable[[Path], CodeRunner]
+) -> CodeRunner:
+    """Return what runs tests in the environment of an earlier call, made anew where it is gone, or find one and keep what its
+    tests gave."""
+    fetched, wanted = project.fetched, made_for(folder)
+    with storage_errors(folder):
+        if wanted and (state / _BASELINE).exists():
+            sandbox = runner_of(folder).sandbox
+            return runner_of(make_environment(folder, fetched.tree, fetched.name, wanted, sandbox=sandbox, base=options.python))
+        fitted = fit_environment(fetched, project.layout, folder, runner_of=runner_of, base=options.python)
+    write_whole(state / _BASELINE, json.dumps(baseline_to_json(fitted.baseline)).encode())
+    write_whole(state / _FITTED, json.dumps(fitted.notes).encode())
+    return fitted.runner
 
 
 def _measured(project: _Project, runner: CodeRunner, state: Path, options: BuildOptions) -> _Measured:
@@ -268,17 +294,6 @@ def _source_record(found: dict[str, Any]) -> dict[str, Any]:
 
 def _other_place(out: Path, record: dict[str, Any]) -> str:
     return f"choose another --out, or delete {out / STATE} and that build's tasks, {out / slug_of(record['name'])}-*"
-
-
-def _interpreter(source: PristineTree, out: Path, options: BuildOptions, sandbox: Sandbox, tell: Progress) -> Path:
-    if not options.install:
-        return (options.python or remote_python(options.sandbox) or Path(sys.executable)).absolute()
-    if remote_python(options.sandbox) is not None:
-        fix = "make an environment there, and name its interpreter with --python PATH"
-        raise SourceError("nothing can be installed on the machine of a remote sandbox", fix=fix)
-    tell(BuildEvent("installing"))
-    with storage_errors(out):
-        return make_environment(out.absolute() / ".venv", source.tree, source.name, sandbox=sandbox, base=options.python)
 
 
 def _refuse_copies(source: PristineTree, layout: RepositoryLayout, runner: CodeRunner, options: BuildOptions) -> None:

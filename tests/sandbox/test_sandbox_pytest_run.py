@@ -306,3 +306,31 @@ def test_the_python_path_of_the_tree_is_all_that_is_added(any_box, repo):
     """Not the tree's root, where the code under test could shadow pytest."""
     test = "import os, sys\ndef test_x(): assert os.path.abspath('src') in sys.path and not {'', os.getcwd()} & set(sys.path)\n"
     assert run(any_box, repo, [F], {F: test}).passed
+
+
+NAME = "any" + "io"  # a file that holds the word asks for the plugin
+COROUTINE = f"import pytest\n\n@pytest.mark.{NAME}\nasync def test_it(): pass\n"
+BACKEND = f"import pytest\n\n@pytest.fixture\ndef {NAME}_backend(): return 'asyncio'\n"
+WHO = """
+def test_it(pytestconfig):
+    assert pytestconfig.pluginmanager.has_plugin("any" + "io.pytest_plugin") == {there}
+"""
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tests/test_it.py": COROUTINE, "tests/conftest.py": BACKEND},
+        {"tests/test_it.py": WHO.format(there=True), "tests/conftest.py": f"# {NAME}\n"},
+        {"tests/test_it.py": WHO.format(there=True), "conftest.py": f"# {NAME}\n"},
+        {"tests/test_it.py": WHO.format(there=False), "calc.py": f"# {NAME}\n", "other/conftest.py": f"# {NAME}\n"},
+    ],
+    ids=["the file", "its conftest", "a conftest above", "neither"],
+)
+def test_coroutines_run_where_a_test_file_or_a_conftest_names_what_runs_them(sandbox, repo, files):
+    """The plugin of anyio takes a tenth of a second to import, so others' tests do not load it."""
+    for ids, extra in ((["tests/test_it.py::test_it"], ()), ([], ("tests/test_it.py",))):
+        done = CodeRunner(sandbox=sandbox, python=PYTHON).run(
+            Tree(base=repo, changes={path: text.encode() for path, text in files.items()}), ids, extra
+        )
+        assert done.passed, (done.failures, done.collect_errors)

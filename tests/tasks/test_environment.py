@@ -11,12 +11,22 @@ from pathlib import Path
 
 import pytest
 from package_index import build_backend, write_sdist, write_wheel
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
-from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.sources.environment import declared_requirements, make_environment
+from composer_replication.sandbox import Sandbox, open_sandbox
+from composer_replication.tasks.sources import environment
+from composer_replication.tasks.sources.declared import Declared, declared_requirements
+from composer_replication.tasks.sources.wanted import asked_for, first_wanted, imported_modules
 from composer_replication.types.errors import SourceError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
+
+
+def make_environment(folder: Path, tree: Path, name: str, *, sandbox: Sandbox) -> Path:
+    """Make the environment that a build begins with."""
+    wanted = first_wanted(declared_requirements(tree, name), imported_modules(tree, ()))
+    return environment.make_environment(folder, tree, name, wanted.values(), sandbox=sandbox)
 
 
 def test_requirements_come_from_every_static_place(write_project: WriteProject) -> None:
@@ -31,6 +41,7 @@ def test_requirements_come_from_every_static_place(write_project: WriteProject) 
                 docs = ["sphinx"]
                 [dependency-groups]
                 dev = ["gamma; python_version > '3'", {include-group = "x"}]
+                x = ["lambda", {include-group = "x"}]
                 """,
             "PKG-INFO": (
                 "Name: shop\nRequires-Dist: delta\nRequires-Dist: epsilon ; extra == 'tests'\n"
@@ -41,18 +52,88 @@ def test_requirements_come_from_every_static_place(write_project: WriteProject) 
             "requirements-dev.txt": "iota  # why\n-r other.txt\n",
             "requirements/test.in": "kappa[x]>=2\n",
             "requirements-docs.txt": "mkdocs\n",
+            "tox.ini": "[testenv]\ndeps =\n  py311: mu<3\n  -r other.txt\n  {[x]deps}\n[testenv:release]\ndeps = twine\n",
+            "noxfile.py": "def tests(session):\n    session.install('-e', '.', 'nu', variable)\n",
             "notes.txt": "lambda\n",
         }
     )
     found = declared_requirements(root, "shop")
-    assert found == (
-        "alpha>=1", "beta", 'gamma; python_version > "3"', "delta", "epsilon", "zeta", "eta", "theta", "kappa[x]>=2", "iota",
+    assert found.runtime == ("alpha>=1", "delta", "zeta", "theta")
+    assert found.tests == (
+        "beta", 'gamma; python_version > "3"', "lambda", "epsilon", "eta", "mu<3", "nu", "kappa[x]>=2", "iota",
     )  # fmt: skip
+    assert found.others == ("sphinx", "lambda", "furo", "no", "twine", "mkdocs")
+    assert found.every == tuple(dict.fromkeys((*found.runtime, *found.tests, *found.others)))
 
 
-def test_broken_files_declare_nothing(write_project: WriteProject) -> None:
-    root = write_project({"pyproject.toml": "[", "setup.cfg": "x\n", "setup.py": "def (", "PKG-INFO": ""})
-    assert declared_requirements(root, "shop") == ()
+POETRY = {"^1.2.3": ">=1.2.3,<2", "^0.2.3": ">=0.2.3,<0.3", "^0.0.3": ">=0.0.3,<0.0.4", "^1": ">=1,<2", "^0": ">=0,<1",
+          "~1.2.3": ">=1.2.3,<1.3", "~1.2": ">=1.2,<1.3", "~1": ">=1,<2", "1.2": "==1.2", "*": "", ">=1,<3": ">=1,<3",
+          "~=1.4": "~=1.4", "^1.2 || ^2.0": ""}  # fmt: skip
+"""From https://python-poetry.org/docs/dependency-specification/; alternatives are more than pip can say."""
+
+
+def test_the_tables_of_poetry_hatch_and_pdm_are_read(write_project: WriteProject) -> None:
+    lines = [f'package{number} = "{version}"' for number, version in enumerate(POETRY)]
+    root = write_project(
+        {
+            "pyproject.toml": "\n".join(
+                [
+                    "[tool.poetry.dependencies]", 'python = "^3.8"', *lines, 'fancy = {version = "^2", optional = true}',
+                    "[tool.poetry.group.test.dependencies]", 'alpha = {version = "^1"}',
+                    "[tool.poetry.dev-dependencies]", 'beta = "*"',
+                    "[tool.poetry.group.docs.dependencies]", 'sphinx = "*"',
+                    "[tool.hatch.envs.default]", 'dependencies = ["gamma"]',
+                    "[tool.hatch.envs.docs]", 'dependencies = ["mkdocs"]',
+                    "[tool.pdm.dev-dependencies]", 'test = ["delta"]',
+                ]
+            ),
+        }
+    )  # fmt: skip
+    found = declared_requirements(root, "shop")
+    assert {Requirement(line).name: Requirement(line).specifier for line in found.runtime} == {
+        f"package{number}": SpecifierSet(meaning) for number, meaning in enumerate(POETRY.values())
+    }
+    assert found.tests == ("delta", "gamma", "beta", "alpha<2,>=1")
+    assert found.others == ("mkdocs", "fancy<3,>=2", "sphinx")
+
+
+def test_a_first_environment_is_small(write_project: WriteProject) -> None:
+    """What documents, checks and releases a project is not among it, nor what only one of its extras needs."""
+    root = write_project(
+        {"tests/test_a.py": "import yaml, os\nfrom attr import s\n\n\ndef f():\n    import trio\n", "tests/data.py": "no ("}
+    )
+    modules = imported_modules(root, ["tests/test_a.py", "tests/data.py", "absent.py"])
+    assert modules == {"yaml", "attr", "trio"}
+    declared = Declared(
+        runtime=("alpha>=1",),
+        tests=("pytest>=7,<9", "pytest-mock", "PyYAML==6.0", "black", "tox"),
+        others=("trio", "sphinx", "twine", "attrs>=20", "pytest-docs"),
+    )
+    assert first_wanted(declared, modules) == {
+        "pytest": "pytest>=7,<9", "coverage": "coverage", "alpha": "alpha>=1", "pytest-mock": "pytest-mock",
+        "pyyaml": "PyYAML==6.0", "trio": "trio", "attrs": "attrs>=20",
+    }  # fmt: skip
+
+
+def test_failures_ask_for_modules_fixtures_and_plugins() -> None:
+    lines = [
+        "tests/a.py: ModuleNotFoundError: No module named 'bs4'",
+        "tests/b.py: ModuleNotFoundError: No module named 'zebra.stripes'",
+        "tests/c.py: ModuleNotFoundError: No module named 'shop.fast'",
+        "tests/d.py: No module named '_winreg'; No module named 'asyncio.x'",
+        "tests/e.py::test: fixture 'mocker' not found",
+        "tests/e.py::test: fixture 'unknown' not found",
+        "tests/f.py::test: async def functions are not natively supported.",
+    ]
+    declared = Declared(runtime=("beautifulsoup4>4",), tests=("pytest-trio", "pytest-mock<4"))
+    assert asked_for(lines, declared, {"shop", "_winreg"}) == {
+        "beautifulsoup4": "beautifulsoup4>4",
+        "zebra": "zebra",
+        "pytest-mock": "pytest-mock<4",
+        "pytest-trio": "pytest-trio",
+    }
+    assert asked_for(lines[-1:], Declared(), ()) == {"pytest-asyncio": "pytest-asyncio"}
+    assert asked_for(["anything else"], declared, ()) == {}
 
 
 @pytest.mark.slow

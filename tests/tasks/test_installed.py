@@ -14,8 +14,10 @@ from composer_replication.sandbox import Command, Tree, open_sandbox
 from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.tasks.exchange.pins import pins_of
+from composer_replication.tasks.sources.declared import declared_requirements
 from composer_replication.tasks.sources.environment import make_environment
 from composer_replication.tasks.sources.installed import check_installed, check_wheel, contents
+from composer_replication.tasks.sources.wanted import first_wanted
 from composer_replication.types import Deletion, TaskSpec
 from composer_replication.types.errors import SourceError, TaskError
 
@@ -43,7 +45,8 @@ def project(write_project: WriteProject) -> Path:
 
 
 def make(folder: Path, project: Path) -> Path:
-    return make_environment(folder, project, "shop", sandbox=open_sandbox())
+    wanted = first_wanted(declared_requirements(project, "shop"), ())
+    return make_environment(folder, project, "shop", wanted.values(), sandbox=open_sandbox())
 
 
 @pytest.mark.slow

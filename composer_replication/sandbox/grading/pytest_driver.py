@@ -44,6 +44,12 @@ _GUARDED = (
 result."""
 
 
+_NAMED_BY_TESTS = {"anyio.pytest_plugin": b"anyio", "pytest_benchmark.plugin": b"benchmark"}
+"""Plugins that take a while to import, and a word that stands in every test file that needs one."""
+_PLUGIN_ARGUMENTS = {"pytest_benchmark.plugin": "--benchmark-disable"}
+"""What keeps a plugin from doing more than to let its tests run once."""
+
+
 class OutcomeRecorder:
     """A pytest plugin that selects the ordered tests and writes down what became of each."""
 
@@ -170,7 +176,9 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     arguments = ["-q", "--tb=no", f"--rootdir={os.getcwd()}", "-p", "no:cacheprovider", "-o", "required_plugins="]
     arguments += ["--continue-on-collection-errors", *request["extra"]]
     arguments += [name for name in files if os.path.exists(name)]
-    plugins: list[object] = [recorder, *(importlib.import_module(name) for name in request["plugins"])]
+    chosen = needed_plugins(request["plugins"], files or [p for p in request["extra"] if os.path.exists(p)])
+    arguments += [_PLUGIN_ARGUMENTS[name] for name in chosen if name in _PLUGIN_ARGUMENTS]
+    plugins: list[object] = [recorder, *map(importlib.import_module, chosen)]
     coverage = start_coverage(recorder) if request["coverage"] else None
     observed = start_observer(request["observer"]) if request["observer"] else None
     before = guarded_code()
@@ -190,6 +198,32 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         "coverage": None if coverage is None else coverage(),
         "observed": None if observed is None else observed(),
     }
+
+
+def needed_plugins(plugins: list[str], paths: list[str]) -> list[str]:
+    """Return plugins without those that neither the files at or below `paths` nor a conftest in a folder above them names."""
+    if not _NAMED_BY_TESTS.keys() & set(plugins):
+        return plugins
+    files = {os.path.join(folder, "conftest.py") for path in paths for folder in parents(path)}
+    for path in paths:
+        files |= {os.path.join(top, name) for top, _, names in os.walk(path) for name in names if name.endswith(".py")} or {path}
+    text = b"".join(content(path) for path in sorted(files))
+    return [name for name in plugins if _NAMED_BY_TESTS.get(name, b"") in text]
+
+
+def parents(path: str) -> list[str]:
+    """Return the folders of the tree above a path, the root as an empty name."""
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[:count]) for count in range(len(parts) + 1)]
+
+
+def content(path: str) -> bytes:
+    """Return what a file holds; nothing where it is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def start_observer(observer: dict[str, Any]) -> Callable[[], Any]:

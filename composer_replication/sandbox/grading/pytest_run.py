@@ -24,8 +24,6 @@ CoverageByTest: TypeAlias = dict[str, dict[int, frozenset[str]]]
 
 _SKIPPED_PLUGINS = frozenset(
     {
-        "anyio",
-        "benchmark",
         "hypothesispytest",
         "pytest_cov",
         "randomly",

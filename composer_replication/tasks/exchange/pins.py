@@ -12,7 +12,7 @@ from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from composer_replication.sandbox.interpreter import ask
-from composer_replication.tasks.sources.environment import declared_requirements
+from composer_replication.tasks.sources.declared import declared_requirements, name_of
 from composer_replication.types import TaskSpec
 from composer_replication.types.errors import TaskError
 
@@ -51,7 +51,7 @@ def pins_of(spec: TaskSpec, tree: Path, python: Path) -> Pins:
     Raises TaskError when the interpreter does not run, and SandboxError when it does not answer.
     """
     project = re.split(r"[:/]", spec.source.removesuffix(".git"))[-1].partition("==")[0].partition("@")[0]
-    names = [re.split(r"[\s<>=!~;\[(]", line, maxsplit=1)[0] for line in declared_requirements(tree, project)]
+    names = {name_of(line) for line in declared_requirements(tree, project).every}
     return _asked(python, ("pytest", *sorted(names)))
 
 

@@ -21,6 +21,15 @@ _PYTEST_FOUND_NOTHING = 5
 _NEUTRAL = frozenset({Outcome.SKIPPED, Outcome.XFAILED, Outcome.XPASSED})
 
 
+class UnhealthyError(SourceError):
+    """Tests do not run, or most of them fail, in the environment at hand; another one may help."""
+
+    def __init__(self, message: str, *, fix: str, lines: Sequence[str]) -> None:
+        super().__init__(message, fix=fix)
+        self.lines = lines
+        """What pytest says of files and tests that fail."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
     """Results of the project's own tests before anything is deleted."""
@@ -46,7 +55,8 @@ def measure_baseline(runner: CodeRunner, tree: Path, *, layout: RepositoryLayout
         installed: the project's dependencies were installed for this build, so that is no longer the advice.
 
     Raises:
-        SourceError: the tests hang, are absent, or fewer than half of them pass.
+        UnhealthyError: pytest stops before any test, or fewer than half of the tests pass.
+        SourceError: the tests hang, are absent, or run none of the package's lines.
         SandboxError: the sandbox broke.
         TaskError: the interpreter has no pytest or no coverage.
     """
@@ -104,9 +114,10 @@ def _nothing_ran(runner: CodeRunner, tree: Tree, layout: RepositoryLayout) -> So
     said = [line for line in lines if line]
     if result.returncode in (0, _PYTEST_FOUND_NOTHING) or not said:
         return SourceError("pytest found no test that runs in the project", fix="name the tests: --tests PATH")
-    return SourceError(
+    return UnhealthyError(
         f"pytest stopped before any test: {said[-1]}",
         fix=f"name an interpreter whose pytest and plugins suit the project (this is {python}): --python PATH",
+        lines=said,
     )
 
 
@@ -125,7 +136,7 @@ def _check_health(baseline: Baseline, python: Path, installed: bool) -> None:
     more = f"\n  and {failing - _NAMED} more" if failing > _NAMED else ""
     unsteady = f", {len(baseline.flaky)} pass only sometimes" if baseline.flaky else ""
     message = f"{passing} of the project's tests pass, {failing} fail or cannot be imported{unsteady}:{shown}{more}"
-    raise SourceError(message, fix=_advice(baseline.failing, python, installed))
+    raise UnhealthyError(message, fix=_advice(baseline.failing, python, installed), lines=baseline.failing)
 
 
 def _advice(failing: Iterable[str], python: Path, installed: bool) -> str:

@@ -7,6 +7,7 @@ at, and not what wheels say: a path may be written in many ways.
 
 from __future__ import annotations
 
+import email.parser
 import hashlib
 import re
 import shutil
@@ -15,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from composer_replication.sandbox.backends.preload import PRELOADED
 from composer_replication.sandbox.beneath import OpenFolder
@@ -162,3 +163,18 @@ def _listed(top: Path, leave_out: Callable[[str], bool]) -> dict[str, str]:
 
 def _content(path: Path) -> str:
     return f"-> {path.readlink()}" if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def bringing(folder: Path, project: str) -> frozenset[str]:
+    """Return the canonical names of the installed distributions that require `project`, directly or not, by their metadata;
+    extras count as required. Raises SourceError where `folder` is no environment."""
+    requires: dict[str, set[str]] = {}
+    for metadata in packages_of(folder).glob("*.dist-info/METADATA"):
+        message = email.parser.Parser().parsestr(metadata.read_text("utf-8", errors="replace"), headersonly=True)
+        lines = message.get_all("Requires-Dist", [])
+        names = (re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", str(line)) for line in lines)
+        requires[canonicalize_name(str(message["Name"]))] = {canonicalize_name(match[0]) for match in names if match}
+    found = {canonicalize_name(project)}
+    while more := {name for name, needed in requires.items() if name not in found and needed & found}:
+        found |= more
+    return frozenset(found)

@@ -1,0 +1,106 @@
+"""Which distributions a project's tests want: what they import and the plugins that they name, never tools for releases."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from composer_replication.tasks.sources.declared import Declared, name_of, names_in
+from composer_replication.types.syntax import parse_module
+
+TOOLS = ("pytest", "coverage")
+"""What every environment has."""
+_DISTRIBUTIONS = {
+    "attr": "attrs", "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil", "docx": "python-docx", "dns": "dnspython", "dotenv": "python-dotenv", "git": "gitpython",
+    "google": "protobuf", "jose": "python-jose", "jwt": "pyjwt", "ldap": "python-ldap", "magic": "python-magic",
+    "markdown_it": "markdown-it-py", "OpenSSL": "pyopenssl", "PIL": "pillow", "pkg_resources": "setuptools",
+    "ruamel": "ruamel-yaml", "serial": "pyserial", "skimage": "scikit-image", "sklearn": "scikit-learn",
+    "slugify": "python-slugify", "socks": "pysocks", "tlz": "toolz", "usb": "pyusb", "websocket": "websocket-client",
+    "xdist": "pytest-xdist", "yaml": "pyyaml", "zmq": "pyzmq",
+}  # fmt: skip
+"""By module: distributions of another name."""
+_FIXTURES = {
+    "aiohttp_client": "pytest-aiohttp", "anyio_backend": "anyio", "benchmark": "pytest-benchmark", "datadir": "pytest-datadir",
+    "event_loop": "pytest-asyncio", "faker": "faker", "freezer": "pytest-freezer", "fs": "pyfakefs", "httpbin": "pytest-httpbin",
+    "httpserver": "pytest-httpserver", "httpx_mock": "pytest-httpx", "mocker": "pytest-mock", "requests_mock": "requests-mock",
+    "respx_mock": "respx", "shared_datadir": "pytest-datadir", "snapshot": "syrupy", "socket_enabled": "pytest-socket",
+    "subtests": "pytest-subtests", "time_machine": "time-machine",
+}  # fmt: skip
+"""By fixture: distributions that bring it."""
+_ASYNC = ("pytest-asyncio", "anyio", "pytest-trio", "pytest-tornado")
+"""What runs test functions that are coroutines; of those that a project declares the first, and else the first of all."""
+_MISSING_MODULE = re.compile(r"No module named '([^']+)'")
+_MISSING_FIXTURE = re.compile(r"fixture '([^']+)' not found")
+_ASYNC_UNSUPPORTED = "async def functions are not natively supported"
+
+
+def imported_modules(tree: Path, paths: Iterable[str]) -> frozenset[str]:
+    """Return the top-level modules that Python files import anywhere, without those of the standard library.
+
+    Files that are no Python, such as data for tests of a parser, import nothing.
+    """
+    found: set[str] = set()
+    for path in paths:
+        try:
+            module = parse_module((tree / path).read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        for node in ast.walk(module):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return frozenset(found - sys.stdlib_module_names)
+
+
+def first_wanted(declared: Declared, modules: Iterable[str]) -> dict[str, str]:
+    """Return by name the requirements of a first environment: what the project runs with, and of the rest what provides a
+    module that the tests import, pytest itself, and pytest's plugins among what is declared for tests."""
+    known = names_in(declared.every)
+    found = {name: name for name in TOOLS}
+    found |= {name: known[name] for name in TOOLS if name in known}
+    found |= names_in(declared.runtime)
+    found |= {name: line for name, line in names_in(declared.tests).items() if name.startswith("pytest-")}
+    for module in modules:
+        name = _declared_provider(module, known)
+        if name is not None:
+            found.setdefault(name, known[name])
+    return found
+
+
+def provider(module: str, declared: Declared) -> str:
+    """Return the requirement that provides a module: one that is declared, or else the distribution of the module's name."""
+    known = names_in(declared.every)
+    name = _declared_provider(module, known)
+    return known[name] if name is not None else _DISTRIBUTIONS.get(module, canonicalize_name(module))
+
+
+def asked_for(lines: Iterable[str], declared: Declared, own: Iterable[str]) -> dict[str, str]:
+    """Return by name the requirements that failures ask for: modules and fixtures that are missing, and coroutines that nothing
+    runs.
+
+    Args:
+        lines: what pytest says of files and tests that fail.
+        own: top-level modules of the project, of its tests and of the standard library, which no requirement provides.
+    """
+    texts, known, mine = list(lines), names_in(declared.every), {*own, *sys.stdlib_module_names}
+    modules = {name.partition(".")[0] for text in texts for name in _MISSING_MODULE.findall(text)} - mine
+    found = [provider(module, declared) for module in sorted(modules)]
+    fixtures = {name for text in texts for name in _MISSING_FIXTURE.findall(text)}
+    found += [known.get(_FIXTURES[name], _FIXTURES[name]) for name in sorted(fixtures & _FIXTURES.keys())]
+    if any(_ASYNC_UNSUPPORTED in text for text in texts):
+        runner = next((name for name in _ASYNC if name in known), _ASYNC[0])
+        found.append(known.get(runner, runner))
+    return {name_of(requirement): requirement for requirement in found}
+
+
+def _declared_provider(module: str, known: Mapping[str, str]) -> str | None:
+    plain = canonicalize_name(module)
+    likely = (_DISTRIBUTIONS.get(module, plain), plain, f"python-{plain}", f"py{plain}")
+    return next((name for name in likely if name in known), None)
