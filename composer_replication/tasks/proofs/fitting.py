@@ -129,12 +129,12 @@ class _Search:
                 if bring & set(TOOLS)
                 else ", ".join(sorted(bring & self.wanted.keys() - self._optional())) or "something"
             )
-            error = SourceError(
+            itself = SourceError(
                 f"{what} in the environment for the tests needs {project.name} itself, so a copy of {copy[0]} is installed "
                 f"({copy[1]}), which would give the answers away",
                 fix="it cannot be built from with an environment of its own tests; take another project",
             )
-            self._leave_out(self._optional() & bring, f"needs {project.name} itself", error)
+            self._leave_out(self._optional() & bring, f"needs {project.name} itself", itself)
             raise _AnotherError
         return python
 

@@ -174,7 +174,7 @@ def bringing(folder: Path, project: str) -> frozenset[str]:
         lines = message.get_all("Requires-Dist", [])
         names = (re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", str(line)) for line in lines)
         requires[canonicalize_name(str(message["Name"]))] = {canonicalize_name(match[0]) for match in names if match}
-    found = {canonicalize_name(project)}
+    found: set[str] = {canonicalize_name(project)}
     while more := {name for name, needed in requires.items() if name not in found and needed & found}:
         found |= more
     return frozenset(found)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-from composer_replication.tasks.sources.environment import pkg_info, project_table
+from composer_replication.tasks.sources.declared import pkg_info, project_table
 from composer_replication.types.errors import SourceError
 
 UNKNOWN = "unknown"
