@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -272,22 +273,24 @@ def main() -> None:
         parser.error("name older code with --before, or time nothing with --untimed")
     folder = arguments.work.absolute() / code if arguments.work else Path(tempfile.mkdtemp(prefix="bench-trust-"))
 
-    def keep(package: str, result: Mapping[str, Any]) -> None:
-        known[package] = {**timed.get(package, {}), **known.get(package, {}), **result, "code": code}
-        print(package, json.dumps(result, indent=1), flush=True)
-        if arguments.write:
-            arguments.write.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")
+    writing = threading.Lock()
 
-    with clock() as now:
-        for package in arguments.packages:
-            if package not in known:
-                keep(package, built(package, folder, arguments.before, now))
-            elif (
-                not arguments.builds_only
-                and "rewarded" not in known[package]
-                and not (folder / name_of(package) / "now").is_dir()
-            ):
-                built(package, folder, None, now)  # its figures are known, and its tasks were elsewhere
+    def keep(package: str, result: Mapping[str, Any]) -> None:
+        with writing:
+            known[package] = {**timed.get(package, {}), **known.get(package, {}), **result, "code": code}
+            print(package, json.dumps(result, indent=1), flush=True)
+            if arguments.write:
+                arguments.write.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")
+
+    def build(package: str) -> None:
+        if package not in known:
+            keep(package, built(package, folder, arguments.before, now))
+        elif not arguments.builds_only and "rewarded" not in known[package] and not (folder / name_of(package) / "now").is_dir():
+            built(package, folder, None, now)  # its figures are known, and its tasks were elsewhere
+
+    at_once = len(os.sched_getaffinity(0)) if arguments.untimed else 1
+    with clock() as now, ThreadPoolExecutor(at_once) as threads:
+        list(threads.map(build, arguments.packages))
     for package in [] if arguments.builds_only else arguments.packages:
         if "rewarded" not in known[package]:
             keep(package, judged(package, folder, folder / name_of(package) / "several" / ".venv" / "bin" / "python"))

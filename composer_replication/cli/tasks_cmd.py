@@ -17,7 +17,7 @@ from rich.table import Table
 
 from composer_replication.cli.support.options import SandboxOption, wide_console
 from composer_replication.cli.support.set_table import build_and_show_set
-from composer_replication.cli.support.task_table import task_table
+from composer_replication.cli.support.task_table import MOST_ROWS, task_lines, task_table
 from composer_replication.languages.python.functions import Skipped
 from composer_replication.observe.console import Console, echo
 from composer_replication.tasks.build import build_tasks
@@ -211,12 +211,18 @@ async def _rewrite(tasks: list[Task], writer: Teacher, ledger: Path, max_usd: fl
 
 
 @app.command("list")
-def list_tasks(folder: Annotated[Path, typer.Argument(help="Folder of tasks, or a set of such folders.")]) -> None:
-    """List the tasks of a folder or set, and for each whether its reward can be forged, and by what.
-
-    Every file is checked against its manifest.
-    """
-    wide_console().print(task_table(load_tasks(folder)))
+def list_tasks(
+    folder: Annotated[Path, typer.Argument(help="Folder of tasks, or a set of such folders.")],
+    check: Annotated[bool, typer.Option("--check", help="Compare every file with its task's manifest.")] = False,
+) -> None:
+    """List the tasks of a folder or set, and for each whether its reward can be forged, and by what."""
+    tasks = load_tasks(folder)
+    for task in tasks if check else ():
+        task.check()
+    if len(tasks) <= MOST_ROWS:
+        wide_console().print(task_table(tasks))
+    else:
+        echo("\n".join(task_lines(tasks)))
 
 
 @app.command()

@@ -46,8 +46,8 @@ def sound_tasks(
     sandbox: Sandbox,
     limits: Callable[[Task], Limits] | None = None,
 ) -> list[Task]:
-    """Return the tasks whose rewards mean something on this machine: they have an interpreter, no sandbox with it shows the code
-    that they delete, and it solves the first possible task of their folder with that task's own solution.
+    """Return the tasks whose rewards mean something on this machine: they are intact and have an interpreter, no sandbox with it
+    shows the code that they delete, and it solves the first possible task of their folder with that task's own solution.
 
     The others are left out, each reason in a warning.
 
@@ -59,8 +59,14 @@ def sound_tasks(
         TaskError: there are tasks, and none of them is left.
         SandboxError: the sandbox broke, or a search in it did not get to its end.
     """
-    placed = [task for task in tasks if task.spec.task_id in pythons]
     refused: dict[str, TaskError] = {}
+    placed: list[Task] = []
+    for task in (task for task in tasks if task.spec.task_id in pythons):
+        try:
+            task.check()
+            placed.append(task)
+        except TaskError as error:
+            refused[task.spec.task_id] = error
     for python in sorted({pythons[task.spec.task_id] for task in placed}):
         refused |= shown_tasks([task for task in placed if pythons[task.spec.task_id] == python], sandbox, python)
     of_folder: dict[tuple[Path, Path], list[Task]] = {}

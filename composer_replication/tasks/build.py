@@ -25,6 +25,7 @@ from composer_replication.tasks.features.decide import VERDICTS, Decider
 from composer_replication.tasks.features.select import Candidate, choose_candidates
 from composer_replication.tasks.files import foreign_state, read_json, storage_errors, write_whole
 from composer_replication.tasks.held_out.book import HIDDEN_BOOK, HiddenBook, make_hidden_book
+from composer_replication.tasks.index import write_index
 from composer_replication.tasks.proofs.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
 from composer_replication.tasks.proofs.bytecode import compile_tree
 from composer_replication.tasks.proofs.copies import find_copies
@@ -110,6 +111,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         not_confined=left_open(source, installs=options.install),
         options=json.loads(json.dumps(asdict(options), default=str)),
     )
+    write_index(out)
     write_whole(out / BUILD_REPORT, json.dumps(asdict(report), indent=1).encode() + b"\n")
     return report
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,36 @@ def solved_tree(repo: Path, gold: Mapping[str, bytes]) -> Iterator[Path]:
         copy_tree(repo, tree)
         write_files(tree, gold)
         yield tree
+
+
+def link_tree(source: Path, target: Path, *, without: Container[str] = ()) -> None:
+    """Make a tree of the same regular files as hard links to them; as copies where the file system has no links.
+
+    Args:
+        without: POSIX paths of files that are left out.
+
+    Raises:
+        StorageError: `target` cannot be written.
+    """
+
+    def ignored(folder: str, names: list[str]) -> list[str]:
+        place = Path(folder).relative_to(source)
+        return [name for name in names if (place / name).as_posix() in without]
+
+    with storage_errors(target):
+        try:
+            shutil.copytree(source, target, ignore=ignored, copy_function=_linked)
+        except shutil.Error as error:
+            raise OSError(str(error.args[0][0][2])) from error
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+        shutil.copy(source, target)
 
 
 def copy_tree(source: Path, target: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from composer_replication.tasks.files import read_json
+from composer_replication.tasks.index import indexed_tasks
 from composer_replication.tasks.report import BUILD_REPORT
 from composer_replication.tasks.spec import is_task_id
 from composer_replication.tasks.store import ASIDE, MANIFEST, Task, bring_back, load_task
@@ -27,8 +29,9 @@ def builds_in(folder: Path) -> list[Path]:
 def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
     """Load every task of a folder that a build has written, or of a set of such folders, in order of name.
 
-    Of a set, tasks are left out that its `set.json` leaves out, that are damaged, or whose id another task of the set has. The
-    number of those and the first reason are logged.
+    Tasks that a build's index knows are checked against their manifests when their files are first used, others now. Of a set,
+    tasks are left out that its `set.json` leaves out, that are damaged, or whose id another task of the set has. The number of
+    those and the first reason are logged.
 
     Raises:
         TaskError: there are no tasks, `folder` is a task itself, or it is one build and a task is damaged or something else is
@@ -41,14 +44,11 @@ def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
     known = left_out_of(root)
     reasons: list[str] = []
     found: dict[str, Task] = {}
-    for path in (path for build in builds for path in task_folders(build)):
-        reason = known.get(path.relative_to(root).as_posix(), "")
-        task = None if reason else _intact(path, reasons)
-        if task is not None and task.spec.task_id in found:
-            reason = f"{path} has the id of {found[task.spec.task_id].root}"
-        elif task is not None:
-            found[task.spec.task_id] = task
-        reasons += [reason] if reason else []
+    for path, task in (entry for build in builds for entry in _tasks_of(build, known)):
+        if isinstance(task, str):
+            reasons.append(task)
+        elif (other := found.setdefault(task.spec.task_id, task)) is not task:
+            reasons.append(f"{path} has the id of {other.root}")
     if not found:
         why = f": {reasons[0]}" if reasons else ""
         raise TaskError(f"{root} is a set without tasks{why}", fix=f"composer tasks build --from LIST --out {root}")
@@ -76,12 +76,18 @@ def task_folders(build: Path) -> list[Path]:
     return sorted(manifest.parent for manifest in build.glob(f"[!.]*/{MANIFEST}"))
 
 
-def _intact(path: Path, reasons: list[str]) -> Task | None:
-    try:
-        return load_task(path)
-    except TaskError as error:
-        reasons.append(error.message)
-        return None
+def _tasks_of(build: Path, known: Mapping[str, str]) -> Iterator[tuple[Path, Task | str]]:
+    """Yield the tasks of a build in a set by their folders, or why the set leaves one out."""
+    indexed = indexed_tasks(build)
+    for path in task_folders(build):
+        reason = known.get(f"{build.name}/{path.name}")
+        if reason is None and path.name not in indexed:
+            try:
+                yield path, load_task(path)
+            except TaskError as error:
+                yield path, error.message
+        else:
+            yield path, indexed[path.name] if reason is None else reason
 
 
 def _restore(root: Path) -> None:
@@ -114,4 +120,5 @@ def _load_folder(root: Path) -> list[Task]:
     if strays:
         what = f"{strays[0]} is no task (it has no MANIFEST.sha256) and lies among the tasks of {root}"
         raise TaskError(what, fix="move it elsewhere; or, if it was a task, delete it and build again")
-    return [load_task(path) for path in found]
+    indexed = indexed_tasks(root)
+    return [indexed.get(path.name) or load_task(path) for path in found]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from pathlib import PurePosixPath
 from typing import Any
 
 from composer_replication.types import TaskSpec, from_json
@@ -53,8 +52,7 @@ def spec_of(data: Any) -> TaskSpec:
 
 def is_inside(path: str) -> bool:
     """Return whether a POSIX path stays below the folder it is relative to."""
-    pure = PurePosixPath(path)
-    return bool(path) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path
+    return bool(path) and not path.startswith("/") and ".." not in path.split("/") and "\0" not in path
 
 
 def is_task_id(text: str) -> bool:
@@ -89,7 +87,8 @@ def _check(spec: TaskSpec) -> None:
     _demand(isinstance(spec.impossible, bool), "impossible is not true or false")
     _demand(_strings((*ids, *spec.editable, *spec.python_path)), "a list of strings holds something else")
     _demand(_is_number(spec.test_timeout_s) and spec.test_timeout_s > 0, "its time limit is no number of seconds")
-    _demand(all(is_inside(test_id.partition("::")[0]) for test_id in ids), "it names a test outside of its tree")
+    files = {test_id.partition("::")[0] for test_id in ids}
+    _demand(all(map(is_inside, files)), "it names a test outside of its tree")
     _demand(all(is_inside(folder) for folder in spec.python_path), "it imports from outside of its tree")
     _demand(all(is_inside(d.path) and _strings((d.path, d.qualname)) for d in spec.deleted), "it deletes outside of its tree")
     _demand(all(isinstance(d.lines, int) for d in spec.deleted), "a number of lines is not a number")

@@ -6,6 +6,9 @@ repo/              the tree without the feature, its tests intact: the agent's a
 solution/          gold.patch (repo/ -> gold) and files/ (the edited files as they were); never shown to an agent
 hidden.json        what grading asks besides the tests: held-out programs and the gold code's answers, anti-tests; never shown
 MANIFEST.sha256    every other file's digest, in the form `sha256sum --check` reads; written last
+
+Files of `repo/` that a task leaves as they are share their bytes, as hard links, with the tree that they come from, where the
+file system allows. Nothing writes to a file of a task: a new version of a task is a new folder.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,7 +30,7 @@ import tomli_w
 from composer_replication.languages.python.delete import body_of, unified_diff
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox.beneath import OpenFolder
-from composer_replication.tasks.files import copy_tree, solved_tree, storage_errors, tree_files, write_files
+from composer_replication.tasks.files import link_tree, solved_tree, storage_errors, tree_files, write_files
 from composer_replication.tasks.spec import spec_of
 from composer_replication.types import TaskSpec, to_json
 from composer_replication.types.errors import TaskError
@@ -48,21 +52,30 @@ _ONE = "name a task's own folder: one below a folder that `composer tasks build`
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task folder that was found intact when it was loaded."""
+    """A task folder. Its files were found intact when it was loaded or, of an `unchecked` one, are before the first is used."""
 
     spec: TaskSpec
     root: Path
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """How the task was made: numbers of covering tests, of flaky ones and of pass-to-pass tests found (among the covering ones
     and as many others as the cap allows), the cap on the latter, the seed."""
+    unchecked: bool = field(default=False, compare=False)
+    """Compare the files with the manifest at the first use."""
 
     @property
     def repo(self) -> Path:
-        """The task's tree: the feature deleted, the tests intact."""
+        """The task's tree: the feature deleted, the tests intact. Raises TaskError as `check`."""
+        self.check()
         return self.root / "repo"
+
+    def check(self) -> None:
+        """Compare every file of an unchecked task with its manifest, once in this process. Raises TaskError: it names one."""
+        if self.unchecked:
+            check_once(self.root)
 
     def gold_files(self) -> dict[str, bytes]:
         """Return the edited files as they were before the deletion, by POSIX path. Raises TaskError when they cannot be read."""
+        self.check()
         folder = self.root / "solution" / "files"
         try:
             return {path: (folder / path).read_bytes() for path in tree_files(folder)}
@@ -158,10 +171,7 @@ def write_task(
     with storage_errors(root.parent):
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        copy_tree(pristine, temporary / "repo")
-        for path, content in deleted.items():
-            if content is None:
-                (temporary / "repo" / path).unlink()
+        link_tree(pristine, temporary / "repo", without={*deleted, *(tests or {})})
         write_files(temporary, written)
         lines = (f"{digest}  {name}\n" for name, digest in sorted(sealed.items()))
         (temporary / MANIFEST).write_text("".join(lines), encoding="utf-8")
@@ -223,8 +233,7 @@ def load_task(path: str | os.PathLike[str]) -> Task:
         if not root.exists():
             bring_back(root)
         with OpenFolder(root.resolve()) as folder:
-            lines = folder.read(MANIFEST, _MOST_BYTES).decode("utf-8").splitlines()
-            expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+            expected = _sealed(folder)
             _check_files(root, folder, expected)
             record = tomllib.loads(folder.read("task.toml", _MOST_BYTES).decode("utf-8"))
             hidden = json.loads(folder.read(_HIDDEN, _MOST_BYTES)) if _HIDDEN in expected else None
@@ -246,6 +255,31 @@ def load_task(path: str | os.PathLike[str]) -> Task:
         return Task(spec_of({**record["task"], "hidden": hidden}), root, record["provenance"])
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(root, f"task.toml is not a task ({error})") from error
+
+
+@cache
+def _checked_at(root: Path, _inode: int, _time: int) -> None:
+    with OpenFolder(root.resolve()) as folder:
+        _check_files(root, folder, _sealed(folder))
+
+
+def check_once(root: Path) -> None:
+    """Compare every file of a task's folder with its manifest, unless this process did so for the same manifest.
+
+    Raises:
+        TaskError: a file is missing, changed or unexpected, or cannot be read; names it and the fix.
+    """
+    try:
+        manifest = (root / MANIFEST).stat()
+        _checked_at(root, manifest.st_ino, manifest.st_mtime_ns)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(root, f"it cannot be read ({error})") from error
+
+
+def _sealed(folder: OpenFolder) -> dict[str, str]:
+    """Return the digests in a task's manifest, by path. Raises OSError and UnicodeDecodeError."""
+    lines = folder.read(MANIFEST, _MOST_BYTES).decode("utf-8").splitlines()
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
 def _check_files(root: Path, folder: OpenFolder, expected: Mapping[str, str]) -> None:

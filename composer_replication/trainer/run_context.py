@@ -32,6 +32,7 @@ from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.llm_judge import ask_teacher
 from composer_replication.trainer.preflight import check_run, check_source, fingerprint, prove_solutions
 from composer_replication.trainer.rewards import RewardFunction
+from composer_replication.trainer.sampling.material import TaskMaterial
 from composer_replication.trainer.signals import HintSources, SignalMaker, hint_context
 from composer_replication.trainer.step_rewards import load_step_scorer, prm_digest
 from composer_replication.trainer.teacher_kl import TeacherScorer
@@ -49,10 +50,8 @@ class RunContext:
     source: EnvSource
     reward: RewardFunction | None = None
     """Replaces the environment's reward."""
-    contexts: dict[str, HintContext] = field(default_factory=dict)
-    """By task id: tools, the project's documentation and the instruction."""
-    gold: dict[str, Sequence[str]] = field(default_factory=dict)
-    """By task id: the deleted code, which no hint may give away."""
+    _known: dict[str, AnyTask] = field(default_factory=dict)
+    """By id: the tasks that are trained on, and those joined since."""
 
     @classmethod
     def open(
@@ -85,8 +84,7 @@ class RunContext:
             source = env
         write_card(run_dir, config)
         self = cls(config=config, run_dir=run_dir, terminal=terminal, source=source, reward=reward)
-        for task in source.train:
-            self._learn_of(task)
+        self._known.update((task.spec.task_id, task) for task in source.train)
         return self
 
     @property
@@ -112,7 +110,7 @@ class RunContext:
         """Make one task of two, or say why there is none. Raises as `CodingTasks.join`."""
         task = self.coding.join(first, second)
         if isinstance(task, Task):
-            self._learn_of(task)
+            self._known[task.spec.task_id] = task
         return task
 
     def meter(self) -> RolloutMeter:
@@ -151,8 +149,8 @@ class RunContext:
         return SignalMaker(
             config=config,
             sources=HintSources(
-                contexts=self.contexts,
-                gold=self.gold,
+                contexts=TaskMaterial(self._known, self._hint_context),
+                gold=TaskMaterial(self._known, lambda task: task.deleted_code()),
                 detectors=detectors_named(hint.detectors),
                 generators=generators_named(hint.generators, ask),
             ),
@@ -169,12 +167,9 @@ class RunContext:
         pairs = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
         return fingerprint(policy, [*self.train, *self.held_out], pairs) | prm_digest(config)
 
-    def _learn_of(self, task: AnyTask) -> None:
-        name = task.spec.task_id
+    def _hint_context(self, task: AnyTask) -> HintContext:
         ours = isinstance(self.source, CodingTasks)
-        tools = TOOLSETS[toolset_of(self.config)] if ours else self.source.make(name).tools
-        self.contexts[name] = hint_context(task, tools)
-        self.gold[name] = task.deleted_code()
+        return hint_context(task, TOOLSETS[toolset_of(self.config)] if ours else self.source.make(task.spec.task_id).tools)
 
 
 def open_configured_source(config: RunConfig) -> EnvSource | None:

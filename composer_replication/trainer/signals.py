@@ -31,6 +31,7 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.hint_filter import SelectedHints
 from composer_replication.trainer.preflight import NO_SOURCE
 from composer_replication.trainer.rewards import TokenAdvantages, taking_part, weigh
+from composer_replication.trainer.sampling.material import TaskMaterial
 from composer_replication.types import Group, Hint, HintedTurn, Pair, ToolSchema, Trajectory
 
 
@@ -54,8 +55,8 @@ class HintSources:
         """
         known = {task.spec.task_id: task for task in tasks}
         return cls(
-            contexts={name: hint_context(task, tools) for name, task in known.items()},
-            gold={name: task.deleted_code() for name, task in known.items()},
+            contexts=TaskMaterial(known, lambda task: hint_context(task, tools)),
+            gold=TaskMaterial(known, lambda task: task.deleted_code()),
             detectors=detectors_named(hint.detectors),
             generators=generators_named(hint.generators),
         )

@@ -31,8 +31,9 @@ from composer_replication.tasks.exchange.foreign_files import DAMAGED, damage
 from composer_replication.tasks.files import storage_errors, write_whole
 from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
+from composer_replication.tasks.index import write_index
 from composer_replication.tasks.proofs.task_copies import refuse_shown
-from composer_replication.tasks.report import BuildEvent, BuildOptions, Progress
+from composer_replication.tasks.report import BUILD_REPORT, BuildEvent, BuildOptions, Progress
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.layout import guess_layout
 from composer_replication.tasks.sources.source import PristineTree, digest_of, fetch_source
@@ -146,7 +147,8 @@ def build_instances(
         "tasks": [task.spec.task_id for task in tasks],
         "dropped": [asdict(entry) for entry in dropped],
     }
-    write_whole(out / "build.json", json.dumps(record, indent=1).encode() + b"\n")
+    write_index(out)
+    write_whole(out / BUILD_REPORT, json.dumps(record, indent=1).encode() + b"\n")
     return tasks, dropped
 
 

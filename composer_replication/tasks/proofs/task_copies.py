@@ -54,8 +54,11 @@ def refuse_shown(task: Task, sandbox: Sandbox, python: Path) -> None:
 def _removed(task: Task, path: str, source: bytes) -> Iterator[str]:
     """Yield names of functions of a solution's file that the task lacks: those it names, or those whose bodies differ."""
     named = {deletion.qualname for deletion in task.spec.deleted if deletion.path == path}
+    if named:
+        yield from sorted(named)
+        return
     left = (task.repo / path).read_bytes() if (task.repo / path).is_file() else b""
     bodies = {function.qualname: body_of(left, function) for function in find_functions(path, left)[0]}
     for function in find_functions(path, source)[0]:
-        if function.qualname in named or (not named and bodies.get(function.qualname) != body_of(source, function)):
+        if bodies.get(function.qualname) != body_of(source, function):
             yield function.qualname

@@ -70,7 +70,8 @@ class Curriculum:
     def __init__(self, config: CurriculumConfig, tasks: Sequence[Task], seed: int) -> None:
         self._config = config
         self._tasks = {task.spec.task_id: task for task in tasks}
-        self._views = {name: _views(task, config.visible_tests, seed) for name, task in self._tasks.items()}
+        self._views: dict[str, list[frozenset[str]]] = {}
+        """By task that was asked for: the sets of tests that are hidden in turn."""
         self._last: dict[str, float] = {}
         """By task of the last step: the share of its fail-to-pass tests that was hidden."""
         ordered = sorted(tasks, key=lambda t: (float(t.provenance.get("difficulty", 0.0)), t.spec.task_id))
@@ -149,12 +150,18 @@ class Curriculum:
         if self._config.join_up_to < 2:
             return None
         used = {name for *pair, _ in self.joined for name in pair}
-        solved = [task for name, task in self._tasks.items() if name not in used and self._is_solved(name)]
+        solved = [self._tasks[name] for name in self.records if name not in used and self._is_solved(name)]
         solved.sort(key=lambda task: (len(task.spec.deleted), task.spec.task_id))
-        for number, first in enumerate(solved):
-            for second in solved[number + 1 :]:
-                size = len(first.spec.deleted) + len(second.spec.deleted)
-                if size <= self._config.join_up_to and can_be_joined([first, second]):
+        of_source: dict[str, list[Task]] = {}
+        for task in solved:
+            of_source.setdefault(task.spec.source_digest, []).append(task)
+        for first in solved:
+            mine = of_source[first.spec.source_digest]
+            mine.pop(0)
+            for second in mine:  # the smallest first
+                if len(first.spec.deleted) + len(second.spec.deleted) > self._config.join_up_to:
+                    break
+                if can_be_joined([first, second]):
                     return first, second
         return None
 
@@ -164,20 +171,25 @@ class Curriculum:
         if task is not None:
             name = task.spec.task_id
             self._tasks[name] = task
-            self._views[name] = _views(task, self._config.visible_tests, self._seed)
             self._level[name] = max(self._level[first.spec.task_id], self._level[second.spec.task_id])
 
     def _is_solved(self, task_id: str) -> bool:
         """Return whether the task is solved with as few visible tests as possible."""
         record = self.records.get(task_id, Record())
-        return record.rate >= self._config.promote_at and record.view + 1 == len(self._views[task_id])
+        return record.rate >= self._config.promote_at and record.view + 1 == len(self._views_of(task_id))
 
     def hidden_tests(self, task_id: str) -> frozenset[str]:
         """Return the ids of the fail-to-pass tests that the agent does not see now."""
-        return self._views[task_id][self.records.get(task_id, Record()).view]
+        view = self.records.get(task_id, Record()).view
+        return self._views_of(task_id)[view] if view or self._config.visible_tests[0] < 1.0 else frozenset()
+
+    def _views_of(self, task_id: str) -> list[frozenset[str]]:
+        if task_id not in self._views:
+            self._views[task_id] = _views(self._tasks[task_id], self._config.visible_tests, self._seed)
+        return self._views[task_id]
 
     def _change_view(self, task_id: str, record: Record) -> None:
-        if record.rate >= self._config.promote_at and record.view + 1 < len(self._views[task_id]):
+        if record.rate >= self._config.promote_at and record.view + 1 < len(self._views_of(task_id)):
             change = 1
         elif record.failed_visits >= self._config.quarantine_after and record.view > 0:
             change = -1
