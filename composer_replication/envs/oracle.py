@@ -89,8 +89,8 @@ def sound_tasks(
     kept = [task for task in placed if task.spec.task_id not in refused]
     if tasks and not kept:
         raise next(iter(refused.values()))
-    for error in dict.fromkeys(refused.values()):
-        _log.warning("%d tasks are left out: %s; %s", list(refused.values()).count(error), error.message, error.fix)
+    for reason in dict.fromkeys(refused.values()):
+        _log.warning("%d tasks are left out: %s; %s", list(refused.values()).count(reason), reason.message, reason.fix)
     return kept
 
 

@@ -39,19 +39,19 @@ class StoredChecks(HeldOutChecks):
         return _checks_of(self._root, (self._root / MANIFEST).stat().st_mtime_ns)
 
     @property
-    def programs(self) -> tuple[HeldOutProgram, ...]:  # type: ignore[override]
+    def programs(self) -> tuple[HeldOutProgram, ...]:
         return self._stored.programs
 
     @property
-    def anti_tests(self) -> tuple[AntiTest, ...]:  # type: ignore[override]
+    def anti_tests(self) -> tuple[AntiTest, ...]:
         return self._stored.anti_tests
 
     @property
-    def profile(self) -> GoldProfile | None:  # type: ignore[override]
+    def profile(self) -> GoldProfile | None:
         return self._stored.profile
 
     @property
-    def untold(self) -> int:  # type: ignore[override]
+    def untold(self) -> int:
         return self._stored.untold
 
     def __eq__(self, other: object) -> bool:
