@@ -57,7 +57,9 @@ def build(
     retry: Annotated[bool, typer.Option("--retry", help="With --from: try sources again that were refused before.")] = False,
     max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
     mode: Annotated[DeletionMode, typer.Option(help="Bodies, whole functions, or whole features across files.")] = "stub",
-    size: Annotated[str, typer.Option(help="Functions deleted together: a number, or a range such as 3-10.")] = "1",
+    size: Annotated[
+        str, typer.Option(help="Functions deleted together: a number, or a range such as 3-10; 0 is 1, or 2-12 for features.")
+    ] = "0",
     difficulty: Annotated[str, typer.Option(help="Range of the estimated difficulty, such as 0.3-0.8.")] = "0-1",
     instruction: Annotated[InstructionStyle, typer.Option(help="How much the instruction tells the agent.")] = "terse",
     mutants: Annotated[int, typer.Option(min=0, help="Try a task's tests on this many wrong versions of its code.")] = 0,

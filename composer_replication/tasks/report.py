@@ -14,6 +14,7 @@ from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.sources.credentials import Credential
 from composer_replication.types.errors import ConfigError
 
+_FEATURE_SIZES = (2, 12)
 BUILD_REPORT = "build.json"
 """The file of a build's folder that holds its `BuildReport`."""
 DeletionMode: TypeAlias = Literal["stub", "delete", "feature"]
@@ -26,11 +27,12 @@ class BuildOptions:
     max_tasks: int | None = None
     """Stop after this many validated tasks; a later build with more continues, and one with fewer keeps those there are."""
     mode: DeletionMode = "stub"
-    """`stub` replaces bodies; `delete` removes functions with their imports; `feature` removes in this way every function that
-    only a feature's tests reach."""
-    min_group_size: int = 1
-    group_size: int = 1
-    """Fewest and most functions deleted together; sizes between them alternate."""
+    """`stub` replaces bodies; `delete` removes functions with their imports; `feature` removes in this way a function with those
+    that it uses and only its tests reach."""
+    min_group_size: int = 0
+    group_size: int = 0
+    """Fewest and most functions deleted together; sizes between them alternate. 0 stands for 1, and with `feature` for 2 and
+    12."""
     min_difficulty: float = 0.0
     max_difficulty: float = 1.0
     """Bounds of the estimate (`difficulty_of`)."""
@@ -74,6 +76,9 @@ class BuildOptions:
     sandbox: SandboxKind = "auto"
 
     def __post_init__(self) -> None:
+        fewest, most = _FEATURE_SIZES if self.mode == "feature" else (1, 1)
+        object.__setattr__(self, "min_group_size", self.min_group_size or min(fewest, self.group_size or fewest))
+        object.__setattr__(self, "group_size", self.group_size or max(most, self.min_group_size))
         for name in ("min_group_size", "group_size", "jobs", "max_tasks"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -137,14 +137,18 @@ def test_groups_with_nearly_the_same_functions_are_one() -> None:
     assert {entry.reason for entry in skipped} == {"nearly the functions of another group"}
 
 
-def test_a_whole_feature_is_every_function_that_only_its_tests_reach() -> None:
-    other = find_functions("n.py", b"def deep(x):\n    return x\n\n\ndef shared(x):\n    return x\n")[0]
-    coverage: CoverageByTest = {**COVERAGE, "n.py": {2: ids("b"), 6: ids("b", "c")}}
-    options = BuildOptions(min_group_size=2, group_size=9, mode="feature")
-    candidates, _ = choose_candidates([*FUNCTIONS, *other], coverage, PASSING, options=options)
-    features = {names(c.functions)[0]: set(names(c.functions)) for c in candidates}
-    assert features["feature"] == {"feature", "helper", "deep"}
-    assert features["Basket.total"] == {"Basket.total", "Basket.count"}
+def test_a_whole_feature_is_what_it_uses_and_only_its_tests_reach() -> None:
+    """A function that no call leads to is another feature, however few tests reach it; methods of one class are one."""
+    near = find_functions("m.py", SOURCE.replace(b"return -x", b"return -deep(x)"))[0]
+    bodies = {"deep": "far(x)", "far": "x", "lone": "x"}
+    text = "\n\n".join(f"def {name}(x):\n    return {body}\n" for name, body in bodies.items())
+    other = find_functions("n.py", text.encode())[0]
+    coverage: CoverageByTest = {**COVERAGE, "n.py": {2: ids("b"), 6: ids("b"), 10: ids("b")}}
+    candidates, _ = choose_candidates([*near, *other], coverage, PASSING, options=BuildOptions(mode="feature"))
+    features = {names(c.functions)[0]: {f.key for f in c.functions} for c in candidates}
+    assert features["feature"] == {"m.py::feature", "m.py::helper", "n.py::deep"}
+    assert features["Basket.total"] == {"m.py::Basket.total", "m.py::Basket.count"}
+    assert "lone" not in features
     assert "bystander" not in features, "nothing belongs to it"
 
 
@@ -196,3 +200,16 @@ def test_an_ambiguous_instruction_names_no_function() -> None:
 
 def test_a_removed_function_is_called_so() -> None:
     assert "it was removed, with every import of it" in describe(documented(removed=True))
+
+
+def test_features_have_two_functions_or_more_unless_other_sizes_are_asked_for() -> None:
+    def sizes(**options: object) -> tuple[int, int]:
+        made = BuildOptions(**options)  # type: ignore[arg-type]
+        return made.min_group_size, made.group_size
+
+    assert sizes() == (1, 1)
+    assert sizes(group_size=3) == (1, 3)
+    assert sizes(mode="feature") == (2, 12)
+    assert sizes(mode="feature", group_size=1) == (1, 1)
+    assert sizes(mode="feature", min_group_size=5) == (5, 12)
+    assert sizes(mode="feature", min_group_size=20) == (20, 20)

@@ -13,8 +13,11 @@ from composer_replication.sandbox.grading.pytest_run import CoverageByTest
 from composer_replication.tasks.features.difficulty import difficulty_of
 from composer_replication.tasks.report import BuildOptions
 
-_MOST_IN_COMMON = 0.8
-"""Groups with a greater share of their functions in common (Jaccard) are the same exercise twice."""
+_MOST_IN_COMMON, _MOST_OF_FEATURES = 0.8, 0.5
+"""Groups, and whole features, with a greater share of their functions in common (Jaccard) are the same exercise twice."""
+_NEAR = 2
+"""Steps in the call graph within which a function belongs to a whole feature; methods of the feature's class belong to it at any
+distance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +101,8 @@ def _companions(
     graph: Mapping[str, Set[str]],
     whole_features: bool,
 ) -> list[Function]:
-    """Return helpers and, unless whole features are wanted, siblings of `feature`, closest first."""
+    """Return helpers and siblings of `feature`, closest first; for a whole feature the helpers alone that it calls, directly or
+    through one other function, or that are methods of its class."""
     own = covers[feature.key]
     scope = feature.qualname.rpartition(".")[0]
     distance = _distances(feature.key, graph)
@@ -107,7 +111,11 @@ def _companions(
         theirs = covers[other.key]
         sibling = other.path == feature.path and other.qualname.rpartition(".")[0] == scope
         helper = theirs <= own
-        if other is feature or not (helper or (sibling and theirs & own and not whole_features)):
+        if whole_features:
+            belongs = helper and (distance.get(other.key, _NEAR + 1) <= _NEAR or (sibling and bool(scope)))
+        else:
+            belongs = helper or bool(sibling and theirs & own)
+        if other is feature or not belongs:
             continue
         overlap = len(theirs & own) / len(theirs | own)
         ranked.append(((distance.get(other.key, len(covered)), not helper, not sibling, -overlap, other.key), other))
@@ -135,20 +143,23 @@ def _distances(start: str, graph: Mapping[str, Set[str]]) -> dict[str, int]:
 
 
 def _without_repeats(candidates: Sequence[Candidate], options: BuildOptions, skipped: list[Skipped]) -> list[Candidate]:
-    """Keep candidates of the wanted difficulty, and the first of groups with nearly the same functions; the others go to
-    `skipped`."""
+    """Keep candidates of the wanted difficulty, and the first of groups with nearly the same functions, of whole features the
+    largest; the others go to `skipped`."""
+    features = options.mode == "feature"
+    most = _MOST_OF_FEATURES if features else _MOST_IN_COMMON
     kept: list[Candidate] = []
     holders: dict[str, list[int]] = {}
-    for candidate in candidates:
+    for candidate in sorted(candidates, key=lambda c: -len(c.functions)) if features else candidates:
         if not options.min_difficulty <= candidate.difficulty <= options.max_difficulty:
             skipped.append(Skipped(candidate.key, "easier or harder than asked for"))
             continue
         size = len(candidate.functions)
         common = Counter(number for function in candidate.functions for number in holders.get(function.key, ()))
-        if any(n >= _MOST_IN_COMMON * (size + len(kept[i].functions) - n) for i, n in common.items()):
+        if any(n >= most * (size + len(kept[i].functions) - n) for i, n in common.items()):
             skipped.append(Skipped(candidate.key, "nearly the functions of another group"))
             continue
         for function in candidate.functions:
             holders.setdefault(function.key, []).append(len(kept))
         kept.append(candidate)
-    return kept
+    chosen = {candidate.key for candidate in kept}
+    return [candidate for candidate in candidates if candidate.key in chosen]
