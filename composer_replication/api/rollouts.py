@@ -144,6 +144,7 @@ def rollout_groups(
     if on_isolation is not None:
         on_isolation(isolation)
     pythons = interpreters_of(tasks, options.python, options.sandbox)
+    tasks = [task for task in tasks if task.spec.task_id in pythons]
     if policy not in REQUIRED:  # those that must solve or fail every task show more
         tasks = sound_tasks(tasks, pythons, sandbox=box)
     opened = open_policy(policy, tasks, options.toolset, options.engine, options.server_url)

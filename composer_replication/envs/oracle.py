@@ -68,7 +68,11 @@ def sound_tasks(
         except TaskError as error:
             refused[task.spec.task_id] = error
     for python in sorted({pythons[task.spec.task_id] for task in placed}):
-        refused |= shown_tasks([task for task in placed if pythons[task.spec.task_id] == python], sandbox, python)
+        mine = [task for task in placed if pythons[task.spec.task_id] == python]
+        try:
+            refused |= shown_tasks(mine, sandbox, python)
+        except TaskError as error:  # it does not run
+            refused |= dict.fromkeys((task.spec.task_id for task in mine), error)
     of_folder: dict[tuple[Path, Path], list[Task]] = {}
     for task in placed:
         if task.spec.task_id not in refused:
@@ -90,7 +94,8 @@ def sound_tasks(
     if tasks and not kept:
         raise next(iter(refused.values()))
     for reason in dict.fromkeys(refused.values()):
-        _log.warning("%d tasks are left out: %s; %s", list(refused.values()).count(reason), reason.message, reason.fix)
+        count = list(refused.values()).count(reason)
+        _log.warning("left out: %d %s: %s; %s", count, "task" if count == 1 else "tasks", reason.message, reason.fix)
     return kept
 
 

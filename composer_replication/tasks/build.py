@@ -37,7 +37,7 @@ from composer_replication.tasks.sources.benchmarks import Benchmarks
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.environment import made_for, make_environment
 from composer_replication.tasks.sources.fetch import left_open
-from composer_replication.tasks.sources.layout import RepositoryLayout, guess_layout
+from composer_replication.tasks.sources.layout import NoTestsError, RepositoryLayout, guess_layout
 from composer_replication.tasks.sources.licence import check_licence, licence_of
 from composer_replication.tasks.sources.source import SOURCE_RECORD, STATE, PristineTree, digest_of, fetch_source
 from composer_replication.tasks.store import digests_of, docs_of
@@ -46,6 +46,7 @@ from composer_replication.types.errors import ConfigError, SourceError, TaskErro
 __all__ = ["BuildEvent", "BuildOptions", "BuildReport", "build_tasks"]
 
 _BASELINE, _FITTED, _CHECKS = "baseline.json", "environment.json", "hidden.json"
+_NO_TESTS = "name the project's repository instead (composer tasks build URL@TAG), or its tests with --tests PATH"
 _T = TypeVar("_T")
 
 
@@ -107,7 +108,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         impossible=run.impossible,
         seconds=round(time.monotonic() - start, 1),
         credentials=project.credentials,
-        notes=(*(read_json(state / _FITTED) or ()), *measured.hidden.notes),
+        notes=(*filter(None, [project.fetched.note]), *(read_json(state / _FITTED) or ()), *measured.hidden.notes),
         not_confined=left_open(source, installs=options.install),
         options=json.loads(json.dumps(asdict(options), default=str)),
     )
@@ -144,7 +145,12 @@ def _accepted(fetched: PristineTree, options: BuildOptions) -> _Project:
     benchmarks.check(fetched)
     licence = licence_of(fetched.tree)
     check_licence(licence, options.licences, fetched.label)
-    layout = guess_layout(fetched.tree, packages=options.packages, tests=options.tests)
+    try:
+        layout = guess_layout(fetched.tree, packages=options.packages, tests=options.tests)
+    except NoTestsError as error:
+        if fetched.note:
+            raise SourceError(fetched.note, fix=_NO_TESTS) from error
+        raise
     credentials = find_credentials(fetched.tree, options.allow_credentials)
     refuse_credentials(credentials, layout.tests, fetched.label)
     return _Project(fetched=fetched, layout=layout, licence=licence, benchmarks=benchmarks, credentials=credentials)
@@ -177,8 +183,8 @@ def _installed(
             sandbox = runner_of(folder).sandbox
             return runner_of(make_environment(folder, fetched.tree, fetched.name, wanted, sandbox=sandbox, base=options.python))
         fitted = fit_environment(fetched, project.layout, folder, runner_of=runner_of, base=options.python)
-    write_whole(state / _BASELINE, json.dumps(baseline_to_json(fitted.baseline)).encode())
     write_whole(state / _FITTED, json.dumps(fitted.notes).encode())
+    write_whole(state / _BASELINE, json.dumps(baseline_to_json(fitted.baseline)).encode())
     return fitted.runner
 
 
@@ -255,7 +261,7 @@ def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Pri
         _begun_anew(state)
         record = None
     if record is not None and not Path(source).is_dir() and tree.is_dir() and digest_of(tree) == record["digest"]:
-        return PristineTree(name=record["name"], label=record["label"], digest=record["digest"], tree=tree)
+        return PristineTree(name=record["name"], label=record["label"], digest=record["digest"], tree=tree, note=record["note"])
     fresh = state / "pristine.new"
     with storage_errors(state):
         shutil.rmtree(fresh, ignore_errors=True)
@@ -268,7 +274,13 @@ def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Pri
         shutil.rmtree(tree, ignore_errors=True)
         fresh.rename(tree)
     fetched = replace(fetched, tree=tree)
-    record = {"order": order, "name": fetched.name, "label": fetched.label, "digest": fetched.digest}
+    record = {
+        "order": order,
+        "name": fetched.name,
+        "label": fetched.label,
+        "digest": fetched.digest,
+        "note": fetched.note,
+    }
     write_whole(record_file, json.dumps(record).encode())
     return fetched
 
@@ -276,7 +288,7 @@ def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Pri
 def _begun_anew(state: Path) -> None:
     """Remove what a build that decided nothing has measured."""
     with storage_errors(state):
-        for name in (SOURCE_RECORD, _BASELINE, _CHECKS):
+        for name in (SOURCE_RECORD, _BASELINE, _FITTED, _CHECKS):
             (state / name).unlink(missing_ok=True)
 
 
@@ -291,7 +303,8 @@ def _other_build(out: Path, held: dict[str, Any], asked: dict[str, Any]) -> str:
 def _source_record(found: dict[str, Any]) -> dict[str, Any]:
     """Read a record of the source. Raises KeyError or TypeError on one of another shape."""
     order = {name: found["order"][name] for name in ("source", "options")}
-    return {"order": order, "name": found["name"], "label": found["label"], "digest": found["digest"]}
+    texts = {name: str(found[name]) for name in ("name", "label", "digest")}
+    return {"order": order, **texts, "note": str(found.get("note", ""))}
 
 
 def _other_place(out: Path, record: dict[str, Any]) -> str:

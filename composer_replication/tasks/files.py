@@ -38,7 +38,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TaskError(f"{path} cannot be read ({error})", fix=f"delete {path.parent} and build again") from error
 
 
@@ -107,7 +107,7 @@ def _linked(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS):
             raise
         shutil.copy(source, target)
 

@@ -20,10 +20,14 @@ _log = logging.getLogger(__name__)
 
 
 def builds_in(folder: Path) -> list[Path]:
-    """Return the builds that a set of tasks consists of, in order of name; empty where `folder` is no set."""
+    """Return the builds that a set of tasks consists of, in order of name; empty where `folder` is no set: where none of its
+    folders has a `build.json`, or it has one itself. Folders with tasks beside them count, such as imported ones."""
     if (folder / BUILD_REPORT).exists():
         return []
-    return sorted(report.parent for report in folder.glob(f"*/{BUILD_REPORT}") if not report.parent.name.startswith("."))
+    found = [
+        path for path in sorted(folder.glob("[!.]*")) if (path / BUILD_REPORT).exists() or any(path.glob(f"[!.]*/{MANIFEST}"))
+    ]
+    return found if any((path / BUILD_REPORT).exists() for path in found) else []
 
 
 def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
@@ -42,7 +46,7 @@ def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
     if not builds:
         return _load_folder(root)
     known = left_out_of(root)
-    reasons: list[str] = []
+    reasons = [f"{path.parent} lies beside the builds of a set" for path in sorted(root.glob(f"[!.]*/{MANIFEST}"))]
     found: dict[str, Task] = {}
     for path, task in (entry for build in builds for entry in _tasks_of(build, known)):
         if isinstance(task, str):
@@ -53,9 +57,8 @@ def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
         why = f": {reasons[0]}" if reasons else ""
         raise TaskError(f"{root} is a set without tasks{why}", fix=f"composer tasks build --from LIST --out {root}")
     if reasons:
-        _log.warning(
-            "%d of %d tasks of %s are left out; the first: %s", len(reasons), len(reasons) + len(found), root, reasons[0]
-        )
+        count, every = len(reasons), len(reasons) + len(found)
+        _log.warning("%d of %d tasks of %s are left out; the first: %s", count, every, root, reasons[0])
     return list(found.values())
 
 
@@ -66,14 +69,17 @@ def left_out_of(folder: Path) -> dict[str, str]:
         return {}
     left = record.get("left_out") if isinstance(record, dict) else None
     if not isinstance(left, dict) or not all(isinstance(reason, str) for reason in left.values()):
-        raise TaskError(f"{folder / SET_REPORT} is no record of a set", fix="delete it and build the set again")
+        raise TaskError(f"{folder / SET_REPORT} is not a valid record of a set", fix="delete it and build the set again")
     return left
 
 
 def task_folders(build: Path) -> list[Path]:
-    """Return the folders of a build's tasks, in order of name."""
-    _restore(build)
-    return sorted(manifest.parent for manifest in build.glob(f"[!.]*/{MANIFEST}"))
+    """Return the folders of a build that are tasks, or should be, in order of name. Raises TaskError where it cannot be read."""
+    try:
+        _restore(build)
+        return sorted(path for path in build.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        raise TaskError(f"{build} cannot be read ({error.strerror})", fix="make it readable and writable") from error
 
 
 def _tasks_of(build: Path, known: Mapping[str, str]) -> Iterator[tuple[Path, Task | str]]:

@@ -14,14 +14,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.tasks.files import write_whole
 from composer_replication.tasks.sources.source import STATE
 from composer_replication.tasks.spec import spec_of
-from composer_replication.tasks.store import MANIFEST, Task, check_once, load_task
+from composer_replication.tasks.store import MANIFEST, Task, check_once, load_task, record_digest
 from composer_replication.types import to_json
+from composer_replication.types.errors import TaskError
 from composer_replication.types.held_out_checks import AntiTest, GoldProfile, HeldOutChecks, HeldOutProgram
 
 _INDEX = f"{STATE}/index.jsonl"
+_MOST_BYTES = 1 << 30
 
 
 class StoredChecks(HeldOutChecks):
@@ -74,10 +77,13 @@ def _checks_of(root: Path, _changed: int) -> HeldOutChecks:
 
 
 def write_index(folder: Path) -> None:
-    """Write the index of the tasks directly below `folder`. Raises TaskError for a damaged one, and StorageError."""
+    """Write the index of the intact tasks directly below `folder`. Raises StorageError."""
     lines = []
     for manifest in sorted(folder.glob(f"[!.]*/{MANIFEST}")):
-        task = load_task(manifest.parent)
+        try:
+            task = load_task(manifest.parent)
+        except TaskError:
+            continue  # whoever loads it is told
         record = to_json(task.spec)
         del record["hidden"]
         line = {
@@ -92,24 +98,25 @@ def write_index(folder: Path) -> None:
 
 
 def indexed_tasks(folder: Path) -> dict[str, Task]:
-    """Return by folder name the tasks below `folder` whose lines in its index are valid: none of their files is read but the
-    manifest, and the others are checked when they are used."""
+    """Return by folder name the tasks below `folder` whose lines in its index are of their present manifests. None of their files
+    is read but the manifest: the others, and whether the index tells the truth, are checked when the task is used."""
     try:
-        lines = (folder / _INDEX).read_text("utf-8").splitlines()
+        with OpenFolder(folder.resolve()) as top:
+            lines = top.read(_INDEX, _MOST_BYTES).decode("utf-8").splitlines()
+            found = [_task_of(folder, top, line) for line in lines]
     except (OSError, UnicodeDecodeError):
         return {}
-    found = (_task_of(folder, line) for line in lines)
     return {task.root.name: task for task in found if task is not None}
 
 
-def _task_of(folder: Path, line: str) -> Task | None:
+def _task_of(folder: Path, top: OpenFolder, line: str) -> Task | None:
     try:
         record: dict[str, Any] = json.loads(line)
-        root = folder / Path(record["folder"]).name
-        if hashlib.sha256((root / MANIFEST).read_bytes()).hexdigest() != record["manifest"]:
+        name = Path(record["folder"]).name
+        if hashlib.sha256(top.read(f"{name}/{MANIFEST}", _MOST_BYTES)).hexdigest() != record["manifest"]:
             return None
-        spec = spec_of({**record["task"], "hidden": {}})
-        hidden = StoredChecks(root, str(record["weakness"]))
-        return Task(replace(spec, hidden=hidden), root, record["provenance"], unchecked=True)
+        provenance, root = dict(record["provenance"]), folder / name
+        spec = replace(spec_of({**record["task"], "hidden": {}}), hidden=StoredChecks(root, str(record["weakness"])))
+        return Task(spec, root, provenance, indexed=record_digest(spec, provenance))
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        return None  # another release's, torn or forged: the folder itself decides
+        return None  # another release's, torn, or of a task that is gone: the folder itself decides

@@ -20,7 +20,7 @@ import shutil
 import stat
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -52,15 +52,16 @@ _ONE = "name a task's own folder: one below a folder that `composer tasks build`
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task folder. Its files were found intact when it was loaded or, of an `unchecked` one, are before the first is used."""
+    """A task folder. Its files were found intact when it was loaded or, of an `indexed` one, are before the first is used."""
 
     spec: TaskSpec
     root: Path
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """How the task was made: numbers of covering tests, of flaky ones and of pass-to-pass tests found (among the covering ones
     and as many others as the cap allows), the cap on the latter, the seed."""
-    unchecked: bool = field(default=False, compare=False)
-    """Compare the files with the manifest at the first use."""
+    indexed: str = field(default="", compare=False)
+    """`record_digest` of the task as an index gave it, whose files are compared with the manifest at the first use; empty where
+    they were when it was loaded."""
 
     @property
     def repo(self) -> Path:
@@ -69,9 +70,14 @@ class Task:
         return self.root / "repo"
 
     def check(self) -> None:
-        """Compare every file of an unchecked task with its manifest, once in this process. Raises TaskError: it names one."""
-        if self.unchecked:
-            check_once(self.root)
+        """Compare every file of an indexed task with its manifest, and what the index said of it with them, once in this process.
+
+        Raises TaskError: it names the file.
+        """
+        if self.indexed and check_once(self.root) != self.indexed:
+            raise TaskError(
+                f"task {self.root} is not what the index of its folder says", fix=f"delete {self.root.parent}/.build/index.jsonl"
+            )
 
     def gold_files(self) -> dict[str, bytes]:
         """Return the edited files as they were before the deletion, by POSIX path. Raises TaskError when they cannot be read."""
@@ -258,22 +264,30 @@ def load_task(path: str | os.PathLike[str]) -> Task:
 
 
 @cache
-def _checked_at(root: Path, _inode: int, _time: int) -> None:
-    with OpenFolder(root.resolve()) as folder:
-        _check_files(root, folder, _sealed(folder))
+def _checked_at(root: Path, _inode: int, _time: int) -> str:
+    task = load_task(root)
+    return record_digest(task.spec, task.provenance)
 
 
-def check_once(root: Path) -> None:
-    """Compare every file of a task's folder with its manifest, unless this process did so for the same manifest.
+def check_once(root: Path) -> str:
+    """Compare every file of a task's folder with its manifest, unless this process did so for the same manifest; return the
+    `record_digest` of the task.
 
     Raises:
         TaskError: a file is missing, changed or unexpected, or cannot be read; names it and the fix.
     """
     try:
         manifest = (root / MANIFEST).stat()
-        _checked_at(root, manifest.st_ino, manifest.st_mtime_ns)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise _damaged(root, f"it cannot be read ({error})") from error
+    return _checked_at(root, manifest.st_ino, manifest.st_mtime_ns)
+
+
+def record_digest(spec: TaskSpec, provenance: Mapping[str, Any]) -> str:
+    """Return a digest of all that an index tells of a task: its record without the held-out checks, but for their weakness."""
+    record = {field.name: to_json(getattr(spec, field.name)) for field in fields(spec) if field.name != "hidden"}
+    text = json.dumps([record, spec.hidden.weakness, dict(provenance)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _sealed(folder: OpenFolder) -> dict[str, str]:

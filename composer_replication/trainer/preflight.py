@@ -64,7 +64,9 @@ def check_run(config: RunConfig) -> Checked:
         raise ConfigError(
             f"task {min(both)} is in tasks.train and in tasks.held_out", fix="keep every task in one of the two folders"
         )
-    pythons = interpreters_of([*train, *held_out], config.tasks.python, config.sandbox.kind)
+    pythons: dict[str, Path] = {}
+    for part in (train, held_out):
+        pythons |= interpreters_of(part, config.tasks.python, config.sandbox.kind)
     train, held_out = ([task for task in part if task.spec.task_id in pythons] for part in (train, held_out))
     _check_arms(config, len(train), "tasks.train")
     return Checked(train, held_out, pythons)

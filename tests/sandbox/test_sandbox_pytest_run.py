@@ -323,11 +323,12 @@ def test_it(pytestconfig):
         {"tests/test_it.py": COROUTINE, "tests/conftest.py": BACKEND},
         {"tests/test_it.py": WHO.format(there=True), "tests/conftest.py": f"# {NAME}\n"},
         {"tests/test_it.py": WHO.format(there=True), "conftest.py": f"# {NAME}\n"},
-        {"tests/test_it.py": WHO.format(there=False), "calc.py": f"# {NAME}\n", "other/conftest.py": f"# {NAME}\n"},
+        {"tests/test_it.py": WHO.format(there=True), "tests/base.py": f"# {NAME}\n"},
+        {"tests/test_it.py": WHO.format(there=False), "calc.py": f"# {NAME}\n", "other/data.py": f"# {NAME}\n"},
     ],
-    ids=["the file", "its conftest", "a conftest above", "neither"],
+    ids=["the file", "its conftest", "a conftest above", "what it imports", "none of them"],
 )
-def test_coroutines_run_where_a_test_file_or_a_conftest_names_what_runs_them(sandbox, repo, files):
+def test_coroutines_run_where_files_of_the_tests_name_what_runs_them(sandbox, repo, files):
     """The plugin of anyio takes a tenth of a second to import, so others' tests do not load it."""
     for ids, extra in ((["tests/test_it.py::test_it"], ()), ([], ("tests/test_it.py",))):
         done = CodeRunner(sandbox=sandbox, python=PYTHON).run(

@@ -26,7 +26,9 @@ WriteProject = Callable[[Mapping[str, str]], Path]
 def make_environment(folder: Path, tree: Path, name: str, *, sandbox: Sandbox) -> Path:
     """Make the environment that a build begins with."""
     wanted = first_wanted(declared_requirements(tree, name), imported_modules(tree, ()))
-    return environment.make_environment(folder, tree, name, wanted.values(), sandbox=sandbox)
+    return environment.make_environment(
+        folder, tree, name, [line for lines in wanted.values() for line in lines], sandbox=sandbox
+    )
 
 
 def test_requirements_come_from_every_static_place(write_project: WriteProject) -> None:
@@ -110,9 +112,43 @@ def test_a_first_environment_is_small(write_project: WriteProject) -> None:
         others=("trio", "sphinx", "twine", "attrs>=20", "pytest-docs"),
     )
     assert first_wanted(declared, modules) == {
-        "pytest": "pytest>=7,<9", "coverage": "coverage", "alpha": "alpha>=1", "pytest-mock": "pytest-mock",
-        "pyyaml": "PyYAML==6.0", "trio": "trio", "attrs": "attrs>=20",
+        "pytest": ("pytest>=7,<9",), "coverage": ("coverage",), "alpha": ("alpha>=1",), "pytest-mock": ("pytest-mock",),
+        "pyyaml": ("PyYAML==6.0",), "trio": ("trio",), "attrs": ("attrs>=20",),
     }  # fmt: skip
+
+
+def test_lines_for_other_interpreters_do_not_take_the_place_of_ones_for_this(write_project: WriteProject) -> None:
+    """pip decides which of them holds; of lines without markers the first is taken."""
+    old, new = "numpy<2 ; python_version < '3.10'", "numpy>=2 ; python_version >= '3.10'"
+    poetry = """
+        [[tool.poetry.dependencies.pandas]]
+        version = "^1"
+        python = "<3.10"
+        [[tool.poetry.dependencies.pandas]]
+        version = "^2"
+        python = ">=3.10"
+        extras = ["test", "parquet"]
+        markers = "sys_platform == 'linux'"
+        """
+    info = "Name: shop\nRequires-Dist: epsilon; python_version < '3' and extra == 'tests'\n\n"
+    root = write_project({"requirements.txt": f"{old}\n{new}\nalpha==1\nalpha\n", "pyproject.toml": poetry, "PKG-INFO": info})
+    declared = declared_requirements(root, "shop")
+    wanted = first_wanted(declared, ())
+    assert wanted["numpy"] == tuple(str(Requirement(line)) for line in (old, new))
+    assert wanted["alpha"] == ("alpha==1",)
+    assert wanted["pandas"] == (
+        'pandas<2,>=1; python_version < "3.10"',
+        'pandas[parquet,test]<3,>=2; sys_platform == "linux" and python_version >= "3.10"',
+    )
+    assert declared.tests == ('epsilon; python_version < "3"',)
+
+
+def test_groups_that_include_one_another_are_read_once(write_project: WriteProject) -> None:
+    groups = "\n".join(
+        f'g{n} = ["p{n}", {{include-group = "g{n + 1}"}}, {{include-group = "g{(n + 2) % 30}"}}]' for n in range(30)
+    )
+    root = write_project({"pyproject.toml": f"[dependency-groups]\n{groups}\n"})
+    assert len(declared_requirements(root, "shop").others) == 30
 
 
 def test_failures_ask_for_modules_fixtures_and_plugins() -> None:
@@ -127,12 +163,14 @@ def test_failures_ask_for_modules_fixtures_and_plugins() -> None:
     ]
     declared = Declared(runtime=("beautifulsoup4>4",), tests=("pytest-trio", "pytest-mock<4"))
     assert asked_for(lines, declared, {"shop", "_winreg"}) == {
-        "beautifulsoup4": "beautifulsoup4>4",
-        "zebra": "zebra",
-        "pytest-mock": "pytest-mock<4",
-        "pytest-trio": "pytest-trio",
+        "beautifulsoup4": ("beautifulsoup4>4",),
+        "zebra": ("zebra",),
+        "pytest-mock": ("pytest-mock<4",),
+        "pytest-trio": ("pytest-trio",),
     }
-    assert asked_for(lines[-1:], Declared(), ()) == {"pytest-asyncio": "pytest-asyncio"}
+    assert asked_for(lines[-1:], Declared(), ()) == {"pytest-asyncio": ("pytest-asyncio",)}
+    strange = [f"No module named '{name}'" for name in ("_cffi_backend", "foo bar", "evil @ http://2130706433/x", "-r", "")]
+    assert asked_for(strange, declared, ()) == {}
     assert asked_for(["anything else"], declared, ()) == {}
 
 

@@ -55,7 +55,7 @@ class World:
     def _make(self, folder: Path, tree: Path, name: str, wanted: list[str], **_: object) -> Path:
         asked = set(wanted)
         self.environments.append(asked)
-        for requirement in asked & self.cannot.keys():
+        for requirement in sorted(asked & self.cannot.keys()):
             raise SourceError(self.cannot[requirement], fix="--python")
         return folder / "bin" / "python"
 
@@ -110,10 +110,49 @@ def test_what_cannot_be_installed_is_left_out_unless_the_project_runs_with_it(wo
     world.environments.clear()
     world.cannot = {"beta": "pip failed and names nothing"}
     world.fit()
-    assert world.environments == [FIRST, FIRST - {"pytest-mock"}, FIRST - {"pytest-mock", "beta"}], "plugins first, then the rest"
-    world.cannot = {"alpha": "alpha has no wheel"}
-    with pytest.raises(SourceError, match="alpha has no wheel"):
+    without = FIRST - {"pytest-mock"}
+    assert world.environments == [FIRST, FIRST, without, without - {"beta"}], "once more, without plugins, without the rest"
+    world.environments.clear()
+    world.cannot = {"alpha": "ERROR: No matching distribution found for alpha"}
+    with pytest.raises(SourceError, match="found for alpha"):
         world.fit()
+    assert world.environments == [FIRST], "nothing else is blamed"
+
+
+def test_versions_that_conflict_are_let_go_before_anything_is_left_out(world: World, write_project: WriteProject) -> None:
+    world.project = replace(
+        world.project, tree=write_project({**PROJECT, "requirements-test.txt": "beta==1\npytest==3\n", "pyproject.toml": ""})
+    )
+    conflict = "Cannot install beta==1 and pytest==3 because these package versions have conflicting dependencies."
+    world.cannot = {"pytest==3": conflict}
+    assert len(world.fit().notes) == 2
+    assert world.environments == [{"beta==1", "coverage", "pytest==3"}, {"beta", "coverage", "pytest"}]
+
+
+def test_the_environment_with_the_most_passing_tests_is_taken(world: World) -> None:
+    """What a healthy project's failures ask for may break more than it mends."""
+    asks = replace(HEALTHY, failing=("No module named 'sphinx'", "fixture 'x' not found"))
+
+    def worse(wanted: set[str]) -> Baseline:
+        if "sphinx" in wanted:
+            raise UnhealthyError("0 tests pass", fix="--python", lines=["broken"])
+        return asks
+
+    for testing in (worse, lambda wanted: replace(HEALTHY, passing=frozenset()) if "sphinx" in wanted else asks):
+        world.environments.clear()
+        world.testing = testing
+        fitted = world.fit()
+        assert fitted.baseline == asks
+        assert world.environments == [FIRST, FIRST | {"sphinx"}, FIRST]
+
+
+def test_a_file_of_the_project_hides_no_distribution(world: World, write_project: WriteProject) -> None:
+    """Only what lies where the tests import from is the project's own."""
+    files = {"shop/backends/beta.py": "", "tests/helpers.py": "", "tests/test_more.py": "import helpers\nimport beta\n"}
+    world.project = replace(world.project, tree=write_project(PROJECT | files))
+    world.collecting = lambda wanted: ("No module named 'helpers'", "No module named '_speed'", "No module named 'x @ http://y'")
+    world.fit()
+    assert world.environments == [FIRST]
 
 
 def test_modules_that_the_project_declares_are_added_before_its_tests_run(world: World) -> None:
@@ -165,7 +204,7 @@ def test_an_older_pytest_is_taken_where_tests_run_with_it_alone(world: World) ->
         return HEALTHY
 
     world.testing = testing
-    assert world.fit().notes == ("pytest<8 was installed: the tests do not run with newer ones",)
+    assert world.fit().notes == ("pytest<8 was installed: the tests do not run with newer releases",)
     assert [next(line for line in wanted if line.startswith("pytest<") or line == "pytest") for wanted in world.environments] == [
         "pytest",
         "pytest<9",

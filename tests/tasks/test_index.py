@@ -59,7 +59,7 @@ def build(tmp_path: Path) -> Path:
 
 def test_an_indexed_task_is_the_one_in_its_folder(build: Path) -> None:
     flow, slack = load_tasks(build)
-    assert slack.unchecked
+    assert slack.indexed
     assert slack == load_task(slack.root) == load_task(slack.root)
     assert load_task(flow.root) == flow
     assert isinstance(slack.spec.hidden, StoredChecks)
@@ -116,12 +116,44 @@ def test_a_line_that_does_not_hold_is_passed_over(build: Path) -> None:
     ):
         file.write_text(text)
         assert list(indexed_tasks(build)) == ["tides-slack"]
-        assert [(task.spec.task_id, task.unchecked) for task in load_tasks(build)] == [
+        assert [(task.spec.task_id, bool(task.indexed)) for task in load_tasks(build)] == [
             ("tides-flow", False),
             ("tides-slack", True),
         ]
     file.unlink()
-    assert [task.unchecked for task in load_tasks(build)] == [False, False]
+    assert [task.indexed for task in load_tasks(build)] == ["", ""]
+
+
+@pytest.mark.parametrize("lie", [{"weakness": "none"}, {"provenance": {"difficulty": 0.1}}, {"task": {"fail_to_pass": []}}])
+def test_an_index_that_tells_something_else_than_the_task_is_found_out(build: Path, lie: dict[str, dict[str, object]]) -> None:
+    """What was listed, and what strength it had, is what is trained on."""
+    file = build / ".build" / "index.jsonl"
+    flow, slack = map(json.loads, file.read_text().splitlines())
+    forged = {**slack, **lie, "task": {**slack["task"], **lie.get("task", {})}}
+    file.write_text(f"{json.dumps(flow)}\n{json.dumps(forged)}\n")
+    flow_task, slack_task = load_tasks(build)
+    assert flow_task.repo.is_dir()
+    with pytest.raises(TaskError, match="is not what the index of its folder says"):
+        slack_task.check()
+    with pytest.raises(TaskError, match="is not what the index of its folder says"):
+        replace(slack_task, spec=replace(slack_task.spec, instruction="Other words.")).gold_files()
+    assert replace(flow_task, spec=replace(flow_task.spec, instruction="Other words.")).repo.is_dir(), "words may change"
+
+
+def test_no_pipe_is_waited_for_and_no_link_followed(build: Path) -> None:
+    manifest, file = build / "tides-flow" / "MANIFEST.sha256", build / ".build" / "index.jsonl"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    assert list(indexed_tasks(build)) == ["tides-slack"]
+    file.rename(build / "elsewhere")
+    file.symlink_to(build / "elsewhere")
+    assert indexed_tasks(build) == {}
+
+
+def test_a_damaged_task_has_no_line(build: Path) -> None:
+    (build / "tides-flow" / "repo" / "tides.py").write_text("cheat")
+    write_index(build)
+    assert list(indexed_tasks(build)) == ["tides-slack"]
 
 
 def test_a_tree_is_on_disk_once(build: Path) -> None:

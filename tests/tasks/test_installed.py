@@ -46,7 +46,9 @@ def project(write_project: WriteProject) -> Path:
 
 def make(folder: Path, project: Path) -> Path:
     wanted = first_wanted(declared_requirements(project, "shop"), ())
-    return make_environment(folder, project, "shop", wanted.values(), sandbox=open_sandbox())
+    return make_environment(
+        folder, project, "shop", [line for lines in wanted.values() for line in lines], sandbox=open_sandbox()
+    )
 
 
 @pytest.mark.slow

@@ -6,18 +6,22 @@ import hashlib
 import http.server
 import io
 import os
+import re
 import subprocess
 import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.sources import fetch
+from composer_replication.tasks.sources import repository as repository_of_archives
 from composer_replication.tasks.sources.source import archive_entries, digest_of, fetch_source
 from composer_replication.types.errors import SourceError
 
@@ -248,3 +252,73 @@ def test_git_without_and_with_a_revision(repository: tuple[str, str], tmp_path: 
 def test_an_unknown_revision_is_named(repository: tuple[str, str], tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="v9 cannot be fetched"):
         fetch_source(f"{repository[0]}@v9", tmp_path / "tree")
+
+
+# --- tests from the repository of a source archive ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def forge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A repository of shop with tests at two tags, on what stands for a public forge; its URL."""
+    root = tmp_path / "forge" / "shop"
+    (root / "tests").mkdir(parents=True)
+
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=x", "-c", "user.email=x@localhost", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *identity, *arguments], cwd=root, check=True, capture_output=True)
+
+    git("init", "-q")
+    for tag in ("other-1.2", "v1.2", "shop-1.3.0"):
+        (root / "shop.py").write_bytes(f"TAG = {tag!r}\r\n".encode())
+        (root / "tests" / "test_shop.py").write_text(f"# tests of {tag}\n")
+        (root / "setup.cfg").write_text("[repository]\n")
+        git("add", ".")
+        git("commit", "-q", "-m", tag)
+        git("tag", tag)
+    monkeypatch.setattr(repository_of_archives, "_FORGE", re.compile(r"file://[\w./-]+"))
+    return f"file://{root}"
+
+
+def packed(url: str, tag: str, *, label: str = "Source Code") -> bytes:
+    metadata = "Metadata-Version: 2.1\nName: shop\nHome-page: https://example.org\nProject-URL: Docs, https://x.org\n"
+    files = {"PKG-INFO": f"{metadata}Project-URL: {label}, {url}\n", "shop.py": f"TAG = {tag!r}\n", "setup.cfg": "[archive]\n"}
+    return tar_archive({f"shop-1/{path}": text for path, text in files.items()})
+
+
+@pytest.mark.parametrize(("version", "tag"), [("1.2", "v1.2"), ("1.3", "shop-1.3.0")])
+def test_an_archive_without_tests_gets_those_of_its_repository(
+    index: Any, tmp_path: Path, forge: str, version: str, tag: str
+) -> None:
+    index(f"shop-{version}.tar.gz", packed(forge, tag), "")
+    source = fetch_source(f"pypi:shop=={version}", tmp_path / "tree")
+    assert (source.tree / "tests" / "test_shop.py").read_text() == f"# tests of {tag}\n"
+    assert (source.tree / "setup.cfg").read_text() == "[archive]\n", "the archive's own files stay"
+    assert f"has no tests: they are from {forge}@" in source.note
+    assert source.label == f"pypi:shop=={version}"
+
+
+def test_without_a_repository_that_fits_the_reason_is_kept(index: Any, tmp_path: Path, forge: str) -> None:
+    reasons = {
+        packed("https://example.org/a/shop", "v1.2"): "its metadata names no repository of a public forge",
+        packed(forge, "another project"): "holds 0 of its 1 modules unchanged",
+        packed(f"{forge}-gone", "v1.2"): "cannot be fetched",
+    }
+    for number, (archive, reason) in enumerate(reasons.items()):
+        index("shop-1.2.tar.gz", archive, "")
+        source = fetch_source("pypi:shop==1.2", tmp_path / str(number))
+        assert reason in source.note
+        assert source.note.startswith("shop 1.2 has no tests in its source archive")
+        with pytest.raises(SourceError, match=r"shop 1\.2 has no tests in its source archive") as refused:
+            build_tasks("pypi:shop==1.2", tmp_path / f"out-{number}")
+        assert "URL@TAG" in (refused.value.fix or "")
+    index("shop-9.tar.gz", packed(forge, "v9"), "")
+    assert "it has no tag for 9" in fetch_source("pypi:shop==9", tmp_path / "nine").note
+
+
+def test_strangers_metadata_name_public_forges_only() -> None:
+    """Neither files of this machine, nor hosts of its network, nor options of git."""
+    message = Message()
+    for url in ("file:///root/x/y", "http://github.com/a/b", "https://intranet/a/b", "https://github.com/-x", "ssh://github.com/a/b",
+                "https://github.com.evil.org/a/b", "https://github.com/a/b.git/tree/main", "https://gitlab.com/c/d"):  # fmt: skip
+        message["Project-URL"] = f"Source, {url}"
+    assert list(repository_of_archives._repositories(message)) == ["https://github.com/a/b", "https://gitlab.com/c/d"]

@@ -61,16 +61,21 @@ def set_table(report: SetReport) -> Table:
 
 
 def _line(outcome: SourceOutcome) -> str:
-    what = f"{outcome.tasks} tasks of {outcome.candidates} candidates" if outcome.tasks else outcome.reason
+    what = f"{_counted(outcome.tasks)} from {outcome.candidates} candidates" if outcome.tasks else outcome.reason
     return f"{outcome.source}: {shortened(' '.join(what.split()), _REASON_CHARS)}"
+
+
+def _counted(tasks: int) -> str:
+    return "1 task" if tasks == 1 else f"{tasks} tasks"
 
 
 def _summarise(report: SetReport, out: Path) -> None:
     refused = sum(not outcome.tasks for outcome in report.sources)
     if left := len(report.left_out):
-        echo(f"{left} tasks are left out: they delete code that another task of the set deletes (set.json names both)")
+        what = "1 task is left out: it deletes" if left == 1 else f"{left} tasks are left out: they delete"
+        echo(f"{what} code that another task of the set deletes (set.json names both)")
     built = len(report.sources) - refused
-    echo(f"{report.tasks} tasks from {built} of {len(report.sources)} sources\n{out}")
+    echo(f"{_counted(report.tasks)} from {built} of {len(report.sources)} sources\n{out}")
     if not built:
         raise TaskError(f"none of {len(report.sources)} sources could be built", fix="see the reasons above")
     if refused:

@@ -45,7 +45,7 @@ result."""
 
 
 _NAMED_BY_TESTS = {"anyio.pytest_plugin": b"anyio", "pytest_benchmark.plugin": b"benchmark"}
-"""Plugins that take a while to import, and a word that stands in every test file that needs one."""
+"""Plugins that take a while to import, and a word that stands in some test file or conftest of a project that needs one."""
 _PLUGIN_ARGUMENTS = {"pytest_benchmark.plugin": "--benchmark-disable"}
 """What keeps a plugin from doing more than to let its tests run once."""
 
@@ -176,7 +176,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     arguments = ["-q", "--tb=no", f"--rootdir={os.getcwd()}", "-p", "no:cacheprovider", "-o", "required_plugins="]
     arguments += ["--continue-on-collection-errors", *request["extra"]]
     arguments += [name for name in files if os.path.exists(name)]
-    chosen = needed_plugins(request["plugins"], files or [p for p in request["extra"] if os.path.exists(p)])
+    chosen = needed_plugins(request["plugins"])
     arguments += [_PLUGIN_ARGUMENTS[name] for name in chosen if name in _PLUGIN_ARGUMENTS]
     plugins: list[object] = [recorder, *map(importlib.import_module, chosen)]
     coverage = start_coverage(recorder) if request["coverage"] else None
@@ -200,21 +200,24 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def needed_plugins(plugins: list[str], paths: list[str]) -> list[str]:
-    """Return plugins without those that neither the files at or below `paths` nor a conftest in a folder above them names."""
+def needed_plugins(plugins: list[str]) -> list[str]:
+    """Return plugins without those that no test file and no conftest of the tree names: the same for every run in it."""
     if not _NAMED_BY_TESTS.keys() & set(plugins):
         return plugins
-    files = {os.path.join(folder, "conftest.py") for path in paths for folder in parents(path)}
-    for path in paths:
-        files |= {os.path.join(top, name) for top, _, names in os.walk(path) for name in names if name.endswith(".py")} or {path}
-    text = b"".join(content(path) for path in sorted(files))
+    text = b"".join(content(path) for path in test_files())
     return [name for name in plugins if _NAMED_BY_TESTS.get(name, b"") in text]
 
 
-def parents(path: str) -> list[str]:
-    """Return the folders of the tree above a path, the root as an empty name."""
-    parts = path.split("/")[:-1]
-    return ["/".join(parts[:count]) for count in range(len(parts) + 1)]
+def test_files() -> list[str]:
+    """Return the Python files in folders of tests, those that pytest takes for tests by their names, and every conftest."""
+    found = []
+    for folder, _, names in os.walk("."):
+        among = not {"test", "tests"}.isdisjoint(folder.split(os.sep))
+        for name in names:
+            likely = among or name.startswith("test_") or name.endswith("_test.py") or name == "conftest.py"
+            if name.endswith(".py") and likely:
+                found.append(os.path.join(folder, name))
+    return sorted(found)
 
 
 def content(path: str) -> bytes:

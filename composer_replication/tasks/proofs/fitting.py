@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.proofs.baseline import Baseline, UnhealthyError, measure_baseline
 from composer_replication.tasks.proofs.leak import INSTALLED, copies_of
-from composer_replication.tasks.sources.declared import Declared, declared_requirements, name_of
+from composer_replication.tasks.sources.declared import Declared, declared_requirements, name_of, names_in
 from composer_replication.tasks.sources.environment import make_environment
 from composer_replication.tasks.sources.installed import bringing
 from composer_replication.tasks.sources.layout import RepositoryLayout
@@ -26,6 +27,9 @@ _OLDER = ("pytest<9", "pytest<8", "pytest<7")
 """Tried in turn where a project's tests do not run with the newest pytest that it allows."""
 _SHARE_TO_ASK = 0.02
 """Tests of a healthy project that fail, as a share of all, above which another environment is tried for their sake."""
+_CONFLICT = re.compile(r"conflicting dependencies|ResolutionImpossible|Cannot install")
+_NAMING = re.compile(r"(?:No matching distribution found for|satisfies the requirement|Cannot install|^)\s*(?P<names>[^(\n]*)")
+"""Where pip, or the building of a wheel, says which requirement is the matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,8 @@ def fit_environment(
 
     The first one has what the project runs with, what its tests import and the pytest plugins that it declares for them. What
     failures ask for is added; what brings the project itself, or cannot be installed, is left out unless the project runs with
-    it; and older releases of pytest are tried where nothing else helps.
+    it; and older releases of pytest are tried where nothing else helps. Of those in which the tests run, the one with the most
+    passing tests is taken.
 
     Args:
         runner_of: returns what runs tests with an interpreter.
@@ -60,25 +65,35 @@ def fit_environment(
         SourceError: no environment was found; the reason is that of the last one.
         SandboxError: the sandbox broke.
     """
-    search = _Search(project, layout, declared_requirements(project.tree, project.name))
+    search = _Search(project, layout, declared_requirements(project.tree, project.name), folder, base, runner_of)
+    best: tuple[dict[str, tuple[str, ...]], Baseline, tuple[str, ...]] | None = None
     reason: SourceError | None = None
     for _ in range(_MOST_ENVIRONMENTS):
         try:
-            runner = runner_of(search.environment(folder, base, runner_of))
+            runner = runner_of(search.environment())
             baseline = search.baseline(runner)
         except _AnotherError:
             continue
-        except UnhealthyError as error:
-            reason = error
-            if not search.learn(error.lines, at_any_cost=True) and not search.older():
+        except SourceError as error:
+            if best is not None:
+                break
+            lines = error.lines if isinstance(error, UnhealthyError) else None
+            if lines is None or (not search.learn(lines, at_any_cost=True) and not search.older()):
                 raise
+            reason = error
             continue
+        if best is not None and len(baseline.passing) < len(best[1].passing):
+            break
+        best = dict(search.wanted), baseline, tuple(search.notes)
         if not search.learn_of(baseline):
-            return Fitted(runner=runner, baseline=baseline, notes=tuple(search.notes))
-    raise reason or SourceError(
-        f"no environment was found for the tests in {_MOST_ENVIRONMENTS} attempts: {'; '.join(search.notes)}",
-        fix="make one yourself, and name its interpreter with --python PATH",
-    )
+            return Fitted(runner=runner, baseline=baseline, notes=best[2])
+    if best is None:
+        raise reason or SourceError(
+            f"no environment was found for the tests in {_MOST_ENVIRONMENTS} attempts: {'; '.join(search.notes)}",
+            fix="make one yourself, and name its interpreter with --python PATH",
+        )
+    search.wanted = best[0]
+    return Fitted(runner=runner_of(search.environment()), baseline=best[1], notes=best[2])
 
 
 class _AnotherError(Exception):
@@ -90,45 +105,43 @@ class _Search:
     project: PristineTree
     layout: RepositoryLayout
     declared: Declared
-    wanted: dict[str, str] = field(default_factory=dict)
+    folder: Path
+    base: Path | None
+    runner_of: Callable[[Path], CodeRunner]
+    wanted: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By canonical name: the requirements of the next environment."""
     refused: set[str] = field(default_factory=set)
     """Names that were left out, and are not taken again."""
     notes: list[str] = field(default_factory=list)
     _pytests: list[str] = field(default_factory=lambda: list(_OLDER))
     _own: frozenset[str] = frozenset()
-    """Names that modules of the tree may have."""
+    """Modules that the tests import from the tree."""
+    _tried_again: bool = False
 
     def __post_init__(self) -> None:
         paths = [path for path in tree_files(self.project.tree) if path.endswith(".py")]
-        self._own = frozenset(part.removesuffix(".py") for path in paths for part in path.split("/"))
         tests = self._tests_among(set(paths).difference(self.layout.sources))
+        self._own = _importable(paths, {*self.layout.python_path, *(path.rpartition("/")[0] or "." for path in tests)})
         self.wanted = first_wanted(self.declared, imported_modules(self.project.tree, tests) - self._own)
 
-    def environment(self, folder: Path, base: Path | None, runner_of: Callable[[Path], CodeRunner]) -> Path:
+    def environment(self) -> Path:
         """Make the environment of what is wanted now, and see to it that the project is not in it.
 
         Raises:
             _AnotherError: something was left out, and another environment may do.
             SourceError: it cannot be made, or what the project runs with brings the project itself.
         """
-        box = runner_of(Path("/")).sandbox
-        project = self.project
+        project, box = self.project, self.runner_of(Path("/")).sandbox
+        lines = [line for lines in self.wanted.values() for line in lines]
         try:
-            python = make_environment(folder, project.tree, project.name, self.wanted.values(), sandbox=box, base=base)
+            python = make_environment(self.folder, project.tree, project.name, lines, sandbox=box, base=self.base)
         except SourceError as error:
-            optional = self._optional()
-            named = {name for name in optional if _names(error.message, name)}
-            plugins = {name for name in optional if name.startswith("pytest-")}
-            self._leave_out(named or plugins or optional, f"cannot be installed ({error.message})", error)
+            self._without_culprits(error)
             raise _AnotherError from error
         if copy := next(iter(copies_of(INSTALLED, box, python, project.tree, self.layout.imports).items()), None):
-            bring = bringing(folder, project.name)
-            what = (
-                "pytest"
-                if bring & set(TOOLS)
-                else ", ".join(sorted(bring & self.wanted.keys() - self._optional())) or "something"
-            )
+            bring = bringing(self.folder, project.name)
+            needing = sorted(bring & self.wanted.keys() - self._optional())
+            what = "pytest" if bring & set(TOOLS) else ", ".join(needing) or "something"
             itself = SourceError(
                 f"{what} in the environment for the tests needs {project.name} itself, so a copy of {copy[0]} is installed "
                 f"({copy[1]}), which would give the answers away",
@@ -161,17 +174,17 @@ class _Search:
         Args:
             at_any_cost: take also what the project does not declare, under the name that the failures give it.
         """
-        asked = asked_for(lines, self.declared, self._own)
-        known = {name_of(line) for line in self.declared.every}
+        known = names_in(self.declared.every)
         new = {
-            name: line
-            for name, line in asked.items()
+            name: lines
+            for name, lines in asked_for(lines, self.declared, self._own).items()
             if name not in self.wanted and name not in self.refused and (at_any_cost or name in known)
         }
         new.pop(canonicalize_name(self.project.name), None)
         self.wanted |= new
         self.notes += [
-            f"{name} was installed, which the tests ask for and the project does not declare" for name in new.keys() - known
+            f"{name} was installed, which the tests ask for and the project does not declare"
+            for name in new.keys() - known.keys()
         ]
         return bool(new)
 
@@ -179,10 +192,31 @@ class _Search:
         """Want an older pytest; return False when none is left."""
         if not self._pytests:
             return False
-        self.wanted["pytest"] = self._pytests.pop(0)
+        older = self._pytests.pop(0)
+        self.wanted["pytest"] = (older,)
         self.notes = [note for note in self.notes if not note.startswith("pytest<")]
-        self.notes.append(f"{self.wanted['pytest']} was installed: the tests do not run with newer ones")
+        self.notes.append(f"{older} was installed: the tests do not run with newer releases")
         return True
+
+    def _without_culprits(self, error: SourceError) -> None:
+        """Want less, or the same once more, after an environment could not be made. Raises `error` where the reason is something
+        that the project runs with, or nothing can be left out."""
+        optional, named = self._optional(), _named(error.message, self.wanted)
+        if named and _CONFLICT.search(error.message):
+            pinned = {name for name in named & {*optional, *TOOLS} if self.wanted[name] != (name,)}
+            if pinned:
+                self.wanted |= {name: (name,) for name in pinned}
+                self.notes += [
+                    f"{name} was installed in another version than declared: pip found none" for name in sorted(pinned)
+                ]
+                return
+        elif named - optional:
+            raise error
+        if not named and not self._tried_again:
+            self._tried_again = True  # an index may not answer for a moment
+            return
+        plugins = {name for name in optional if name.startswith("pytest-")}
+        self._leave_out(named & optional or plugins or optional, f"cannot be installed ({error.message})", error)
 
     def _optional(self) -> set[str]:
         """Return the names that an environment can do without."""
@@ -204,6 +238,19 @@ class _Search:
         return [p for p in paths if p.rpartition("/")[2] == "conftest.py" or any(p == t or p.startswith(f"{t}/") for t in tests)]
 
 
-def _names(message: str, name: str) -> bool:
-    words = {canonicalize_name(word) for word in message.replace("=", " ").replace("<", " ").replace(">", " ").split()}
-    return name in {word.strip(".,:;()'\"") for word in words}
+def _importable(paths: Iterable[str], folders: Iterable[str]) -> frozenset[str]:
+    """Return the top-level modules that files give to an interpreter with these folders, and the root, on its path."""
+    prefixes = {"" if folder == "." else f"{folder}/" for folder in (".", *folders)}
+    inside = (path.removeprefix(prefix) for path in paths for prefix in prefixes if path.startswith(prefix))
+    return frozenset(path.partition("/")[0].removesuffix(".py") for path in inside)
+
+
+def _named(message: str, wanted: Mapping[str, object]) -> set[str]:
+    """Return which of the wanted names pip, or the building of a wheel, gives as the reason."""
+    words = {word.strip(".,:;()'\"") for match in _NAMING.finditer(message) for word in match["names"].split()}
+    return {name for word in words if (name := _canonical(word)) in wanted}
+
+
+def _canonical(word: str) -> str:
+    match = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", word)
+    return canonicalize_name(match[0].rstrip(".-_")) if match else ""

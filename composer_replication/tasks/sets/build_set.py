@@ -15,17 +15,19 @@ from typing import Any
 from composer_replication.observe.files import exclusive
 from composer_replication.sandbox.program import RunningProgram
 from composer_replication.tasks.files import read_json, storage_errors, write_whole
-from composer_replication.tasks.folders import SET_REPORT
+from composer_replication.tasks.folders import SET_REPORT, left_out_of
 from composer_replication.tasks.report import BUILD_REPORT, BuildOptions
 from composer_replication.tasks.sets import one_build
 from composer_replication.tasks.sets.duplicates import find_duplicates
-from composer_replication.tasks.sets.one_build import OPTIONS, REFUSED, order_of
+from composer_replication.tasks.sets.one_build import OPTIONS, REFUSED, REQUEST, order_of
 from composer_replication.tasks.sets.report import SetReport, SourceOutcome
-from composer_replication.tasks.sets.sources_file import folders_of
+from composer_replication.tasks.sets.sources_file import folders_of, without_password
 from composer_replication.tasks.sources.source import SOURCE_RECORD, STATE
+from composer_replication.tasks.store import MANIFEST
 from composer_replication.types.errors import ConfigError, TaskError
 
 _LOG = f"{STATE}/build.log"
+_MARK = b'{"set": "set.json"}'
 _POLL_S, _PATIENCE_S = 0.1, 10.0
 _NONE_VALID = "none of its {} candidates could be validated"
 
@@ -40,8 +42,8 @@ def build_set(
 ) -> SetReport:
     """Build every source into a folder of its own below `out`, `options.jobs` at a time.
 
-    A source that cannot be built is reported with its reason, and ends no other. The same call continues an interrupted one;
-    what is built, or was refused for a reason that lasts, is not built again.
+    A source that cannot be built is reported with its reason, and does not stop the others. The same call continues an interrupted
+    one; what is built, or was refused for a reason that lasts, is not built again.
 
     Args:
         options: of every build. With fewer sources than jobs, each validates some candidates at once.
@@ -55,16 +57,18 @@ def build_set(
     _check_place(sources, out)
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / STATE / SOURCE_RECORD, _MARK)  # else tasks in a folder that is a source would be part of it
     at_once = max(1, min(options.jobs, len(sources)))
     builds = _Builds(out, replace(options, jobs=max(1, options.jobs // at_once)), folders_of(sources), retry)
     done: list[SourceOutcome] = []
+    left_out = left_out_of(out)
     with exclusive(out), ThreadPoolExecutor(at_once, thread_name_prefix="build") as threads:
         try:
             for outcome in threads.map(builds.build, sources):
                 done.append(outcome)
                 if progress is not None:
                     progress(outcome)
-                _write(out, SetReport(sources=tuple(done)))
+                _write(out, SetReport(sources=tuple(done), left_out=left_out))
         except BaseException:
             builds.stop()
             threads.shutdown(wait=False, cancel_futures=True)
@@ -103,34 +107,43 @@ class _Builds:
             ended_by = code - 128 if code > 128 else -code
             how = f"signal {ended_by}" if ended_by > 0 else f"exit code {code}"
             refusal = {"reason": f"its build ended with {how}", "fix": f"read {folder / _LOG}"}
-        return self._outcome(source, reason=refusal["reason"], fix=refusal["fix"], seconds=seconds)
+        return self._refused(source, refusal, seconds)
 
     def _run(self, source: str, folder: Path) -> int | None:
         """Return the exit status of a build, as `RunningProgram.poll` does; None where it was stopped."""
         with storage_errors(folder):
             (folder / STATE).mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", one_build.__name__, source, str(folder), OPTIONS.dump_json(self._options).decode()]
-        with RunningProgram(command, log=folder / _LOG, environment={}, patience_s=_PATIENCE_S) as program:
+        command = [sys.executable, "-m", one_build.__name__, str(folder)]
+        request = {REQUEST: json.dumps({"source": source, "options": OPTIONS.dump_python(self._options, mode="json")})}
+        with RunningProgram(command, log=folder / _LOG, environment=request, patience_s=_PATIENCE_S) as program:
             while (code := program.poll()) is None and not self._stopping.wait(_POLL_S):
                 pass
         return code
 
     def _known(self, source: str, folder: Path) -> SourceOutcome | None:
         """Return the outcome of an earlier call where it still holds: a folder may have changed since."""
+        if Path(source).is_dir():
+            return None
         order = order_of(source, self._options)
         try:
             refusal = read_json(folder / REFUSED)
-            if refusal is not None and refusal["lasting"] and refusal["order"] == order and not self._retry:
-                return self._outcome(source, reason=refusal["reason"], fix=refusal["fix"])
-            record, report = read_json(folder / STATE / SOURCE_RECORD), read_json(folder / BUILD_REPORT)
-            if refusal is not None or record is None or report is None or Path(source).is_dir():
+            if refusal is not None:
+                holds = refusal["lasting"] and refusal["order"] == order and not self._retry
+                return self._refused(source, refusal) if holds else None
+            report = read_json(folder / BUILD_REPORT)
+            if report is None or any(not (folder / name / MANIFEST).is_file() for name in report["tasks"]):
                 return None
-            enough = report["stopped"] == "" or (
-                report["stopped"] == "max_tasks" and report["options"]["max_tasks"] == self._options.max_tasks
-            )
-            return self._built(source, folder, 0.0) if record["order"] == order and enough else None
-        except (KeyError, TypeError, TaskError):  # another release's: the build says so
+            made = {name: report["options"].get(name) for name in self._options.shaping}
+            most = report["options"].get("max_tasks")
+            enough = not report["stopped"] or (report["stopped"] == "max_tasks" and most == self._options.max_tasks)
+            same = made == json.loads(json.dumps(self._options.shaping, default=str))
+            return self._built(source, folder, 0.0) if same and enough else None
+        except (KeyError, TypeError, AttributeError, TaskError):  # another release's: the build says so
             return None
+
+    def _refused(self, source: str, refusal: Mapping[str, Any], seconds: float = 0.0) -> SourceOutcome:
+        fix = "; ".join(filter(None, [refusal["fix"], "then try again with --retry" if refusal.get("lasting") else ""]))
+        return self._outcome(source, reason=refusal["reason"], fix=fix, seconds=seconds)
 
     def _built(self, source: str, folder: Path, seconds: float) -> SourceOutcome:
         report = read_json(folder / BUILD_REPORT)
@@ -141,7 +154,7 @@ class _Builds:
         return self._outcome(source, **found, reason=reason, fix=fix, seconds=seconds)
 
     def _outcome(self, source: str, **facts: Any) -> SourceOutcome:
-        return SourceOutcome(source=source, folder=self._folders[source], **facts)
+        return SourceOutcome(source=without_password(source), folder=self._folders[source], **facts)
 
 
 def _check_place(sources: Sequence[str], out: Path) -> None:

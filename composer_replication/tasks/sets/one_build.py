@@ -1,11 +1,13 @@
-"""The process that builds one source of a set: `python -m composer_replication.tasks.sets.one_build SOURCE OUT OPTIONS`.
+"""The process that builds one source of a set: `python -m composer_replication.tasks.sets.one_build OUT`.
 
-A process of its own, so that what ends it ends nothing else. Why it built nothing is kept in OUT, where `build_set` reads it.
+A process of its own, so that what ends it ends nothing else. What to build is in its environment, which other users of the
+machine do not see: an address may hold a password. Why it built nothing is kept in OUT, where `build_set` reads it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +16,17 @@ from pydantic import TypeAdapter
 
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.files import write_whole
+from composer_replication.tasks.proofs.baseline import UnhealthyError
 from composer_replication.tasks.report import BuildEvent, BuildOptions
+from composer_replication.tasks.sets.sources_file import without_password
+from composer_replication.tasks.sources.layout import NoTestsError
 from composer_replication.tasks.sources.source import STATE
-from composer_replication.types.errors import ComposerError, SourceError
+from composer_replication.types.errors import ComposerError
 from composer_replication.types.guarded_streams import guard_streams
 
 OPTIONS: TypeAdapter[BuildOptions] = TypeAdapter(BuildOptions)
+REQUEST = "COMPOSER_BUILD_REQUEST"
+"""The variable with the source and the options, as JSON."""
 REFUSED = f"{STATE}/refused.json"
 """Below a build's folder: why nothing could be built."""
 
@@ -27,12 +34,13 @@ REFUSED = f"{STATE}/refused.json"
 def main(words: Sequence[str]) -> int:
     """Build; return the exit code of what went wrong, 0 for nothing."""
     guard_streams()
-    source, out, options = words[0], Path(words[1]), OPTIONS.validate_json(words[2])
+    request, out = json.loads(os.environ.pop(REQUEST)), Path(words[0])
+    source, options = str(request["source"]), OPTIONS.validate_python(request["options"])
     (out / REFUSED).unlink(missing_ok=True)
     try:
         build_tasks(source, out, options, progress=_Said())
     except ComposerError as error:
-        lasting = isinstance(error, SourceError)
+        lasting = isinstance(error, UnhealthyError | NoTestsError)
         record = {"reason": error.message, "fix": error.fix or "", "lasting": lasting, "order": order_of(source, options)}
         write_whole(out / REFUSED, json.dumps(record, indent=1).encode())
         print(error, flush=True)  # noqa: T201  into the log
@@ -41,8 +49,9 @@ def main(words: Sequence[str]) -> int:
 
 
 def order_of(source: str, options: BuildOptions) -> dict[str, object]:
-    """Return what a build was asked for: two builds with the same give the same tasks."""
-    return {"source": source, "options": json.loads(json.dumps(options.shaping, default=str))}
+    """Return what a build was asked for, as far as it decides whether the tests pass."""
+    asked = {**options.shaping, "timeout_s": options.timeout_s, "sandbox": options.sandbox}
+    return {"source": without_password(source), "options": json.loads(json.dumps(asked, default=str))}
 
 
 class _Said:

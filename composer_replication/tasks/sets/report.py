@@ -11,7 +11,7 @@ class SourceOutcome:
     """The build of one source."""
 
     source: str
-    """As the list names it."""
+    """As the list names it, without a password in an address."""
     folder: str
     """Its folder below the set's."""
     tasks: int = 0
@@ -37,4 +37,6 @@ class SetReport:
     @property
     def tasks(self) -> int:
         """Number of tasks that runs can take, forgeable ones included."""
-        return sum(outcome.tasks for outcome in self.sources) - len(self.left_out)
+        folders = {outcome.folder for outcome in self.sources}
+        left = sum(path.partition("/")[0] in folders for path in self.left_out)
+        return sum(outcome.tasks for outcome in self.sources) - left

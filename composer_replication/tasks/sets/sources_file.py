@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from composer_replication.tasks.proofs.validate import slug_of
-from composer_replication.tasks.sources.fetch import is_git_url
+from composer_replication.tasks.sources.fetch import is_git_url, split_revision
+from composer_replication.tasks.sources.source import PYPI
 from composer_replication.types.errors import ConfigError
 
-_PYPI = "pypi:"
 _FORMS = "write one folder, pypi:NAME==VERSION or git URL a line; # begins a comment"
 
 
@@ -30,11 +30,13 @@ def read_sources(file: Path) -> tuple[str, ...]:
         text = re.sub(r"(^|\s)#.*", "", line).strip()
         if not text:
             continue
-        source = text if text.startswith(_PYPI) or is_git_url(text) else str((file.parent / text).resolve())
-        if not (source == text or Path(source).is_dir()):
-            raise ConfigError(f"{file}, line {number}: {text} is no folder", fix=_FORMS)
+        fetched = PYPI.fullmatch(text) or (is_git_url(text) and not text.startswith("pypi:"))
+        source = text if fetched else str((file.parent / text).resolve())
+        if not fetched and not Path(source).is_dir():
+            raise ConfigError(f"{file}, line {number}: {without_password(text)} is no source", fix=_FORMS)
         if source in found:
-            raise ConfigError(f"{file}, line {number}: {text} is line {found[source]} again", fix="remove one of the two lines")
+            again = f"{file}, line {number}: {without_password(text)} repeats line {found[source]}"
+            raise ConfigError(again, fix="remove one of the two lines")
         found[source] = number
     if not found:
         raise ConfigError(f"{file} lists no source", fix=_FORMS)
@@ -46,9 +48,15 @@ def folders_of(sources: Sequence[str]) -> dict[str, str]:
     return {source: _folder_of(source) for source in sources}
 
 
+def without_password(source: str) -> str:
+    """Return a source as it may be shown: a git URL without user and password."""
+    return re.sub("://[^/@]*@", "://", source)
+
+
 def _folder_of(source: str) -> str:
-    if source.startswith(_PYPI):
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", source.removeprefix(_PYPI).replace("==", "-"))
-    name = re.split(r"[/:]", source.rstrip("/").partition("@")[0] if is_git_url(source) else source.rstrip("/"))[-1]
-    digest = hashlib.sha256(source.encode()).hexdigest()[:6]
-    return f"{slug_of(name.removesuffix('.git')) or 'source'}-{digest}"
+    if wanted := PYPI.fullmatch(source):
+        return f"{wanted['name']}-{wanted['version']}"
+    address = split_revision(source)[0] if is_git_url(source) and not Path(source).is_dir() else source
+    name = re.split(r"[/:]", address.rstrip("/"))[-1].removesuffix(".git")
+    digest = hashlib.sha256(without_password(source).encode()).hexdigest()[:6]
+    return f"{slug_of(name) or 'source'}-{digest}"

@@ -23,6 +23,7 @@ _TEST_GROUPS = re.compile(r"(^|[^a-z])(tests?|testing|unittests?|pytest|dev|deve
 _RELEASE_GROUPS = re.compile(r"doc|lint|style|type|mypy|release|publish|build|bench")
 """Names of groups, environments and files that are not for testing, whatever else they say: `dev-docs`, `tests-mypy`."""
 _FILE_WORDS = frozenset({"requirements", "requirement", "base", "main", "txt", "in"})
+_EXTRA = re.compile(r"""(\band\s+)?\(?\bextra\s*==\s*['"](?P<name>[^'"]+)['"]\)?(\s+and\b)?""")
 _POETRY = re.compile(r"[\^~]?\s*(\d+)(?:\.(\d+))?(?:\.(\d+))?.*")
 
 
@@ -128,12 +129,17 @@ def _hatch_group(name: str) -> str:
     return "test" if name in ("default", "hatch-test") else name
 
 
-def _with_included(lines: Any, groups: Mapping[str, Any], depth: int = 0) -> list[str]:
-    """Return a dependency group's lines with those of the groups that it includes (PEP 735)."""
-    found = _strings(lines)
-    for item in lines if isinstance(lines, list) and depth < len(groups) else ():
-        if isinstance(item, Mapping) and isinstance(item.get("include-group"), str):
-            found += _with_included(groups.get(item["include-group"]), groups, depth + 1)
+def _with_included(lines: Any, groups: Mapping[str, Any]) -> list[str]:
+    """Return a dependency group's lines with those of the groups that it includes (PEP 735), each group once."""
+    found, pending, seen = list[str](), [lines], set[str]()
+    while pending:
+        group = pending.pop(0)
+        found += _strings(group)
+        for item in group if isinstance(group, list) else ():
+            name = item.get("include-group") if isinstance(item, Mapping) else None
+            if isinstance(name, str) and name not in seen:
+                seen.add(name)
+                pending.append(groups.get(name))
     return found
 
 
@@ -141,11 +147,25 @@ def _from_poetry(poetry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     groups = {"": _table(poetry, "dependencies"), "dev": _table(poetry, "dev-dependencies")}
     named = _table(poetry, "group")
     for group, table in [*groups.items(), *((name, _table(_table(named, name), "dependencies")) for name in named)]:
-        for name, version in table.items():
-            wanted = version.get("version", "*") if isinstance(version, Mapping) else version
-            if name != "python" and isinstance(wanted, str):
-                optional = isinstance(version, Mapping) and version.get("optional") is True
-                yield ("optional" if optional and not group else group), f"{name}{_poetry_specifier(wanted)}"
+        for name, asked in table.items():
+            for one in asked if isinstance(asked, list) else [asked]:
+                details = one if isinstance(one, Mapping) else {"version": one}
+                optional = details.get("optional") is True and not group
+                if name != "python" and (line := _poetry_line(name, details)):
+                    yield ("optional" if optional else group), line
+
+
+def _poetry_line(name: str, details: Mapping[str, Any]) -> str:
+    """Return what an entry of Poetry means to pip; empty for one that names no version, such as a path."""
+    version, extras = details.get("version"), _strings(details.get("extras"))
+    if not isinstance(version, str):
+        return ""
+    markers = [details["markers"]] if isinstance(details.get("markers"), str) else []
+    if isinstance(python := details.get("python"), str):
+        markers += [f"python_version {one.operator} '{one.version}'" for one in SpecifierSet(_poetry_specifier(python))]
+    marker = " and ".join(f"({one})" for one in markers)
+    chosen = f"[{','.join(extras)}]" if extras else ""
+    return f"{name}{chosen}{_poetry_specifier(version)}" + (f" ; {marker}" if marker else "")
 
 
 def _poetry_specifier(version: str) -> str:
@@ -177,9 +197,10 @@ def _poetry_constraint(part: str) -> str:
 
 def _from_pkg_info(tree: Path) -> Iterator[tuple[str, str]]:
     for line in pkg_info(tree).get_all("Requires-Dist", []):
-        requirement, _, marker = line.partition(";")
-        extra = re.search(r"""extra\s*==\s*['"]([^'"]+)['"]""", marker)
-        yield ("", line) if extra is None else (extra[1], requirement)
+        requirement, _, marker = str(line).partition(";")
+        extra = _EXTRA.search(marker)
+        rest = _EXTRA.sub("", marker).strip()
+        yield ("", str(line)) if extra is None else (extra["name"], f"{requirement} ; {rest}" if rest else requirement)
 
 
 def _from_setup_cfg(tree: Path) -> Iterator[tuple[str, str]]:
@@ -279,9 +300,13 @@ def _literal(node: ast.expr) -> Any:
         return None
 
 
-def names_in(requirements: Iterable[str]) -> dict[str, str]:
-    """Return requirements by the canonical names that they ask for; of several for one name, the first."""
-    found: dict[str, str] = {}
-    for requirement in requirements:
-        found.setdefault(name_of(requirement), requirement)
+def names_in(requirements: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return requirements by the canonical names that they ask for: all that a marker limits to some interpreters, and else the
+    first of a name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for text in requirements:
+        requirement = Requirement(text)
+        known = found.get(canonicalize_name(requirement.name), ())
+        if requirement.marker is not None or all(Requirement(line).marker is not None for line in known):
+            found[canonicalize_name(requirement.name)] = (*known, text)
     return found

@@ -106,7 +106,7 @@ def download_sdist(name: str, allowed: str, folder: Path) -> Path:
 def is_git_url(source: str) -> bool:
     """Return whether `source` looks like a git URL: a scheme, `git@host:path`, or an ending in `.git` (with `@rev` or
     without)."""
-    url, _ = _split_revision(source)
+    url, _ = split_revision(source)
     return url.startswith(("git+", "https://", "http://", "ssh://", "git://", "file://")) or bool(
         re.match(r"[\w.-]+@[\w.-]+:", url) or url.endswith(".git")
     )
@@ -126,7 +126,7 @@ def clone(source: str, folder: Path) -> tuple[str, str]:
     Raises:
         SourceError: git is not there, or the URL or the revision cannot be fetched.
     """
-    url, revision = _split_revision(source)
+    url, revision = split_revision(source)
     url = url.removeprefix("git+")
     if url.startswith("-") or revision.startswith("-"):
         raise SourceError(f"{source!r} is not a git URL", fix="write URL or URL@REVISION")
@@ -145,7 +145,7 @@ def clone(source: str, folder: Path) -> tuple[str, str]:
     return re.sub("://[^/@]*@", "://", url), git.run("rev-parse", "HEAD").strip()
 
 
-def _split_revision(source: str) -> tuple[str, str]:
+def split_revision(source: str) -> tuple[str, str]:
     """Split `URL@REV` in two; an `@` before the path (`git@host:path`, `https://user@host/path`) belongs to the URL."""
     url, at, revision = source.rpartition("@")
     _, scheme, rest = url.partition("://")

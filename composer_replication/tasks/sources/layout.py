@@ -21,6 +21,10 @@ _NOT_MODULES = frozenset(
 )
 
 
+class NoTestsError(SourceError):
+    """A project has no tests that pytest would find."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryLayout:
     """A project's parts, as POSIX paths relative to the root."""
@@ -48,7 +52,8 @@ def guess_layout(tree: Path, *, packages: Sequence[str] = (), tests: Sequence[st
     `tests.py` at the root.
 
     Raises:
-        SourceError: none were found, or one that was given is not there.
+        NoTestsError: no tests were found.
+        SourceError: no packages were found, or a path that was given is not there.
     """
     files = tree_files(tree)
     python = [path for path in files if path.endswith(".py")]
@@ -60,7 +65,7 @@ def guess_layout(tree: Path, *, packages: Sequence[str] = (), tests: Sequence[st
     if not packages:
         raise SourceError("no Python package was found in the project", fix="name it: --package PATH")
     if not tests:
-        raise SourceError("the project has no tests (no test_*.py and no *_test.py)", fix="name them: --tests PATH")
+        raise NoTestsError("the project has no tests (no test_*.py and no *_test.py)", fix="name them: --tests PATH")
     sources = tuple(path for path in python if below(path, packages) and not _is_test(path, tests))
     if not sources:
         raise SourceError(f"{', '.join(packages)} holds no Python file but tests", fix="name another: --package PATH")

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from composer_replication.sandbox.beneath import OpenFolder
+from composer_replication.sandbox.grading.test_files import is_test_file
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.files import storage_errors, tree_files
 from composer_replication.tasks.sources.fetch import clone, download_sdist, is_git_url
+from composer_replication.tasks.sources.repository import files_of_repository
 from composer_replication.types.errors import SourceError
 
 _LITTER_FOLDERS = frozenset(
@@ -36,7 +38,7 @@ _MAX_TREE_BYTES = 256 << 20
 _MOST_ENTRIES = 1_000_000
 _UNREADABLE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError)
 """What a damaged archive raises; RuntimeError is one with a password, or packed in a way that Python does not know."""
-_PYPI = re.compile(r"pypi:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)")
+PYPI = re.compile(r"pypi:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +52,16 @@ class PristineTree:
     digest: str
     """SHA-256 over sorted paths and contents of the tree."""
     tree: Path
+    note: str = ""
+    """Where a source archive has no tests: where those of the tree are from, or why there are none."""
 
 
 def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> PristineTree:
     """Copy the project's files into the new folder `tree`.
 
     Version control, caches, bytecode, compiled and built files, virtual environments, links and special files stay out, and so do
-    tasks: below a folder that a build wrote, and single ones.
+    tasks: below a folder that a build wrote, and single ones. A source archive without tests is completed with the files of the
+    repository that its metadata names, at the tag of its version.
 
     Args:
         without: a folder that is none of the project's, wherever it is: what a build writes is not part of its source.
@@ -65,15 +70,17 @@ def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Pri
         SourceError: `source` is none of the three forms, cannot be fetched, or holds no file.
         StorageError: `tree` cannot be written.
     """
+    note = ""
+    entries: Iterable[SourceFile]
     with scratch_folder() as scratch:
-        wanted = _PYPI.fullmatch(source)
+        wanted = PYPI.fullmatch(source)
         if Path(source).is_dir():
             folder = Path(source).resolve()
             name, label, entries = folder.name, f"folder:{folder.name}", _folder_entries(folder, without)
         elif wanted:
             name, version = wanted["name"], wanted["version"]
             archive = download_sdist(name, f"=={version}", scratch)
-            label, entries = f"pypi:{name}=={version}", archive_entries(archive)
+            label, (entries, note) = f"pypi:{name}=={version}", _with_tests(archive, name, version, scratch / "clone")
         elif is_git_url(source):
             url, commit = clone(source, scratch / "clone")
             name = re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
@@ -84,7 +91,22 @@ def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Pri
                 fix="check the path, or write for example pypi:inflection==0.5.1 or a URL that ends in .git",
             )
         _write_tree(entries, tree, source)
-    return PristineTree(name=name, label=label, digest=digest_of(tree), tree=tree)
+    return PristineTree(name=name, label=label, digest=digest_of(tree), tree=tree, note=note)
+
+
+def _with_tests(archive: Path, name: str, version: str, folder: Path) -> tuple[list[SourceFile], str]:
+    """Return the files of a source archive, with those of its repository where it has no tests, and a note that says so, or why
+    there are none."""
+    entries = list(archive_entries(archive))
+    files = {entry.path: entry.content for entry in entries}
+    if any(map(is_test_file, files)) or not any(path.endswith(".py") for path in files):
+        return entries, ""
+    try:
+        url, commit = files_of_repository(files, name, version, folder)
+    except SourceError as error:
+        return entries, error.message
+    more = [entry for entry in _folder_entries(folder) if entry.path not in files]
+    return entries + more, f"the source archive of {name} {version} has no tests: they are from {url}@{commit}"
 
 
 def digest_of(tree: Path) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from composer_replication.tasks.sources.declared import Declared, name_of, names_in
+from composer_replication.tasks.sources.declared import Declared, names_in
 from composer_replication.types.syntax import parse_module
 
 TOOLS = ("pytest", "coverage")
@@ -35,8 +35,9 @@ _FIXTURES = {
 """By fixture: distributions that bring it."""
 _ASYNC = ("pytest-asyncio", "anyio", "pytest-trio", "pytest-tornado")
 """What runs test functions that are coroutines; of those that a project declares the first, and else the first of all."""
-_MISSING_MODULE = re.compile(r"No module named '([^']+)'")
-_MISSING_FIXTURE = re.compile(r"fixture '([^']+)' not found")
+_MISSING_MODULE = re.compile(r"No module named '([A-Za-z][A-Za-z0-9_]*)(?:\.[\w.]*)?'", re.ASCII)
+_MISSING_FIXTURE = re.compile(r"fixture '(\w+)' not found")
+"""What code under test says is no requirement, but a name in one of these forms."""
 _ASYNC_UNSUPPORTED = "async def functions are not natively supported"
 
 
@@ -59,14 +60,13 @@ def imported_modules(tree: Path, paths: Iterable[str]) -> frozenset[str]:
     return frozenset(found - sys.stdlib_module_names)
 
 
-def first_wanted(declared: Declared, modules: Iterable[str]) -> dict[str, str]:
+def first_wanted(declared: Declared, modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return by name the requirements of a first environment: what the project runs with, and of the rest what provides a
     module that the tests import, pytest itself, and pytest's plugins among what is declared for tests."""
     known = names_in(declared.every)
-    found = {name: name for name in TOOLS}
-    found |= {name: known[name] for name in TOOLS if name in known}
+    found = {name: known.get(name, (name,)) for name in TOOLS}
     found |= names_in(declared.runtime)
-    found |= {name: line for name, line in names_in(declared.tests).items() if name.startswith("pytest-")}
+    found |= {name: lines for name, lines in names_in(declared.tests).items() if name.startswith("pytest-")}
     for module in modules:
         name = _declared_provider(module, known)
         if name is not None:
@@ -74,33 +74,27 @@ def first_wanted(declared: Declared, modules: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def provider(module: str, declared: Declared) -> str:
-    """Return the requirement that provides a module: one that is declared, or else the distribution of the module's name."""
-    known = names_in(declared.every)
-    name = _declared_provider(module, known)
-    return known[name] if name is not None else _DISTRIBUTIONS.get(module, canonicalize_name(module))
-
-
-def asked_for(lines: Iterable[str], declared: Declared, own: Iterable[str]) -> dict[str, str]:
+def asked_for(lines: Iterable[str], declared: Declared, own: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return by name the requirements that failures ask for: modules and fixtures that are missing, and coroutines that nothing
-    runs.
+    runs. What the project declares under a name is taken as it declares it.
 
     Args:
         lines: what pytest says of files and tests that fail.
-        own: top-level modules of the project, of its tests and of the standard library, which no requirement provides.
+        own: top-level modules of the project and of its tests, which no requirement provides.
     """
     texts, known, mine = list(lines), names_in(declared.every), {*own, *sys.stdlib_module_names}
-    modules = {name.partition(".")[0] for text in texts for name in _MISSING_MODULE.findall(text)} - mine
-    found = [provider(module, declared) for module in sorted(modules)]
+    modules = {name for text in texts for name in _MISSING_MODULE.findall(text)} - mine
+    found = [
+        _declared_provider(module, known) or _DISTRIBUTIONS.get(module, canonicalize_name(module)) for module in sorted(modules)
+    ]
     fixtures = {name for text in texts for name in _MISSING_FIXTURE.findall(text)}
-    found += [known.get(_FIXTURES[name], _FIXTURES[name]) for name in sorted(fixtures & _FIXTURES.keys())]
+    found += [_FIXTURES[name] for name in sorted(fixtures & _FIXTURES.keys())]
     if any(_ASYNC_UNSUPPORTED in text for text in texts):
-        runner = next((name for name in _ASYNC if name in known), _ASYNC[0])
-        found.append(known.get(runner, runner))
-    return {name_of(requirement): requirement for requirement in found}
+        found.append(next((name for name in _ASYNC if name in known), _ASYNC[0]))
+    return {name: known.get(name, (name,)) for name in found}
 
 
-def _declared_provider(module: str, known: Mapping[str, str]) -> str | None:
+def _declared_provider(module: str, known: Container[str]) -> str | None:
     plain = canonicalize_name(module)
     likely = (_DISTRIBUTIONS.get(module, plain), plain, f"python-{plain}", f"py{plain}")
     return next((name for name in likely if name in known), None)

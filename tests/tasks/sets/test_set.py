@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,18 @@ from composer_replication.envs.oracle import sound_tasks
 from composer_replication.envs.suite import TaskSuite
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks import BuildOptions, build_tasks, load_tasks
+from composer_replication.tasks.files import solved_tree
 from composer_replication.tasks.folders import builds_in
 from composer_replication.tasks.interpreters import interpreters_of
+from composer_replication.tasks.sets import build_set as building
+from composer_replication.tasks.sets import one_build
 from composer_replication.tasks.sets.build_set import build_set
+from composer_replication.tasks.sets.duplicates import find_duplicates
 from composer_replication.tasks.sets.report import SetReport, SourceOutcome
 from composer_replication.tasks.sets.sources_file import folders_of, read_sources
+from composer_replication.tasks.store import load_task, write_task
 from composer_replication.types.errors import ConfigError, TaskError
+from composer_replication.types.held_out_checks import HeldOutChecks
 
 TIDE = {
     "tide.py": "def slack(x):\n    grown = x + 1\n    return grown\n",
@@ -94,15 +101,77 @@ def test_the_code_of_another_source_is_asked_once(built: tuple[SetReport, Path, 
 
 
 def test_what_is_done_is_not_done_again(copied: Path, sources: list[str]) -> None:
-    """Folders are looked at again, as they may have changed; what was refused for a lasting reason is not, unless asked."""
     before = {path: path.stat().st_mtime_ns for path in copied.glob("*/*/MANIFEST.sha256")}
-    refused = next(copied.glob("sea-*")) / ".build" / "refused.json"
-    when = refused.stat().st_mtime_ns
     assert [outcome.tasks for outcome in build_set(sources, copied, OPTIONS).sources] == [1, 0, 2]
-    assert refused.stat().st_mtime_ns == when
-    build_set(sources[1:2], copied, OPTIONS, retry=True)
-    assert refused.stat().st_mtime_ns > when
     assert {path: path.stat().st_mtime_ns for path in copied.glob("*/*/MANIFEST.sha256")} == before
+
+
+def test_what_was_refused_for_a_reason_that_lasts_is_not_tried_again_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, ran = "https://user:secret@example.org/o/moon.git@v1", list[str]()
+    folder = tmp_path / folders_of([source])[source]
+    refusal = {"reason": "2 of 9 tests pass", "fix": "mend them", "lasting": True, "order": one_build.order_of(source, OPTIONS)}
+
+    def build(self: object, asked: str, out: Path) -> int:
+        ran.append(asked)
+        (out / ".build").mkdir(parents=True, exist_ok=True)
+        (out / ".build" / "refused.json").write_text(json.dumps(refusal))
+        return 3
+
+    monkeypatch.setattr(building._Builds, "_run", build)
+    (first,) = build_set([source], tmp_path, OPTIONS).sources
+    (again,) = build_set([source], tmp_path, OPTIONS).sources
+    assert ran == [source]
+    assert (
+        (first.reason, first.fix) == (again.reason, again.fix) == ("2 of 9 tests pass", "mend them; then try again with --retry")
+    )
+    assert "secret" not in "".join(path.read_text() for path in tmp_path.rglob("*.json")) + str(folder) + str(first)
+    build_set([source], tmp_path, OPTIONS, retry=True)
+    build_set([source], tmp_path, replace(OPTIONS, timeout_s=900.0))
+    refusal["lasting"] = False
+    build_set([source], tmp_path, OPTIONS, retry=True)
+    build_set([source], tmp_path, OPTIONS)
+    assert len(ran) == 5, "asked for, with another time limit, for a reason that need not last"
+
+
+def test_what_is_missing_is_built_again(copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a source that cannot have changed, what is there is enough only if all of it is there."""
+    moon, _ = builds_in(copied)
+    source, ran = "pypi:moon==1.0", list[str]()
+    shutil.copytree(moon, tmp_path / "set" / "moon-1.0")
+    (tmp_path / "set" / "set.json").write_text('{"left_out": {"moon-1.0/x": "a reason"}}')
+    monkeypatch.setattr(building._Builds, "_run", lambda self, asked, out: ran.append(asked) or 0)
+    assert build_set([source], tmp_path / "set", OPTIONS).sources[0].tasks == 2
+    build_set([source], tmp_path / "set", replace(OPTIONS, seed=1))
+    assert ran == [source], "other options make other tasks"
+    next((tmp_path / "set" / "moon-1.0").glob("moon-phase-*/MANIFEST.sha256")).unlink()
+    build_set([source], tmp_path / "set", OPTIONS)
+    assert ran == [source, source]
+
+
+def test_a_set_inside_its_source_is_no_part_of_it(tmp_path: Path) -> None:
+    source = write(tmp_path / "tide", TIDE)
+    out = tmp_path / "tide" / "tasks"
+    (first,) = build_set([source], out, OPTIONS).sources
+    assert (first.tasks, first.reason) == (1, "")
+    pristine = out / first.folder / ".build" / "pristine"
+    assert {path.name for path in pristine.rglob("*")} == set(TIDE)
+    (again,) = build_set([source], out, OPTIONS).sources
+    assert (again.tasks, again.reason) == (1, "")
+
+
+def test_a_strong_task_is_kept_rather_than_its_forgeable_twin(copied: Path) -> None:
+    moon, tide = builds_in(copied)
+    (twin,) = moon.glob("moon-slack-*")
+    task = load_task(twin)
+    spec = replace(task.spec, hidden=HeldOutChecks(weakness="a trivial body passes"))
+    files = {path: (task.repo / path).read_bytes() for path in task.gold_files()}
+    with solved_tree(task.repo, task.gold_files()) as solved:
+        write_task(spec, twin, pristine=solved, deleted=files, provenance=task.provenance)
+    assert list(find_duplicates(copied)) == [f"{moon.name}/{twin.name}"]
+    report = SetReport(sources=(SourceOutcome(source="x", folder=tide.name, tasks=1),), left_out=find_duplicates(copied))
+    assert report.tasks == 1, "those of other lists are not counted"
 
 
 def test_a_folder_of_one_build_is_no_place_for_a_set(copied: Path, sources: list[str], tmp_path: Path) -> None:
@@ -115,22 +184,24 @@ def test_a_folder_of_one_build_is_no_place_for_a_set(copied: Path, sources: list
 def test_damaged_and_doubled_tasks_are_left_out_aloud(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
     moon, _ = builds_in(copied)
     (damaged,) = moon.glob("moon-phase-*")
-    (damaged / "repo" / "moon.py").write_text("")
+    (damaged / "MANIFEST.sha256").unlink()
     shutil.copytree(moon, copied / "zwilling")
+    shutil.copytree(next(moon.glob("moon-slack-*")), copied / "stray")
+    (copied / "zwilling" / "build.json").unlink()  # as of tasks that were imported
     with caplog.at_level(logging.WARNING):
         (task,) = load_tasks(copied)
     assert task.spec.deleted[0].qualname == "slack"
-    assert "4 of 5 tasks" in caplog.text
+    assert "5 of 6 tasks" in caplog.text
+    assert "stray lies beside the builds" in caplog.text
     (copied / "set.json").write_text("[]")
-    with pytest.raises(TaskError, match="no record of a set"):
+    with pytest.raises(TaskError, match="not a valid record of a set"):
         load_tasks(copied)
 
 
 def test_a_set_without_any_task_names_the_reason(copied: Path) -> None:
-    for name in ("moon.py", "tide.py", "vendored.py"):
-        for path in copied.glob(f"*/*/repo/{name}"):
-            path.write_text("")
-    with pytest.raises(TaskError, match=r"set without tasks: .* was changed"):
+    for path in copied.glob("*/*/MANIFEST.sha256"):
+        path.write_text("")
+    with pytest.raises(TaskError, match=r"set without tasks: .* is missing|set without tasks: .* does not belong"):
         load_tasks(copied)
 
 
@@ -183,13 +254,14 @@ def test_a_list_names_sources_and_mistakes_by_line(tmp_path: Path) -> None:
     cachetools, tide, moon = read_sources(file)
     assert (cachetools, moon) == ("pypi:cachetools==6.2.1", "https://example.org/a/moon.git@v1")
     assert Path(tide) == tmp_path / "lists" / "tide"
+    assert folders_of(["git@host:o/repo.git@v1"])["git@host:o/repo.git@v1"].startswith("repo-")
     folders = folders_of([cachetools, tide, moon])
     assert folders[cachetools] == "cachetools-6.2.1"
     assert folders[tide].startswith("tide-")
     assert folders[moon].startswith("moon-")
     for text, said in {
-        "tide\ntide\n": "line 2: tide is line 1 again",
-        "sea\n": "line 1: sea is no folder",
+        "tide\ntide\n": "line 2: tide repeats line 1",
+        "sea\n": "line 1: sea is no source",
         "#\n": "no source",
     }.items():
         file.write_text(text)
@@ -205,9 +277,9 @@ def test_the_command_ends_in_a_table(sources: list[str], copied: Path, tmp_path:
     done = composer_here("tasks", "build", "--from", file, "--out", copied, "--forgeable")
     assert done.returncode == 1, done.stderr
     assert "2 tasks from 2 of 3 sources" in done.stdout
-    assert "1 tasks are left out" in done.stdout
+    assert "1 task is left out" in done.stdout
     assert "no tests" in done.stdout
-    assert f"{sources[0]}: 1 tasks of 1 candidates" in done.stderr
+    assert f"{sources[0]}: 1 task from 1 candidates" in done.stderr
     listed = composer_here("tasks", "list", copied)
     assert listed.stdout.count("strong") == 2
     file.write_text(sources[1])
@@ -264,7 +336,8 @@ def _process_of(source: str) -> int:
                 words = path.read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"composer_replication.tasks.sets.one_build" in words and source.encode() in words and words[1] == b"-m":
+            name = Path(source).name.encode()
+            if words[1:3] == [b"-m", b"composer_replication.tasks.sets.one_build"] and name in words[3]:
                 return int(path.parent.name)
         time.sleep(0.02)
 
