@@ -42,8 +42,8 @@ def build_set(
 ) -> SetReport:
     """Build every source into a folder of its own below `out`, `options.jobs` at a time.
 
-    A source that cannot be built is reported with its reason, and does not stop the others. The same call continues an interrupted
-    one; what is built, or was refused for a reason that lasts, is not built again.
+    A source that cannot be built is reported with its reason, and does not stop the others. The same call continues an
+    interrupted one; what is built, or was refused for a reason that lasts, is not built again.
 
     Args:
         options: of every build. With fewer sources than jobs, each validates some candidates at once.
