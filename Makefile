@@ -9,7 +9,7 @@ ROOMS := $(sort $(foreach file,$(wildcard tests/*/test_*.py),$(word 2,$(subst /,
 ROOM ?=
 CHECK_ROOM = $(if $(filter-out $(ROOMS),$(ROOM)),echo "no such room: $(filter-out $(ROOMS),$(ROOM)); the rooms are: $(ROOMS)" >&2; exit 2)
 
-.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke torchao oracles trl-own-tests triton faces replaysim corpus traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-foreign bench-memory bench-tasks bench-task-sets bench-trust bench-plan bench-learner bench-channels bench-reattempts bench-gate bench-prm bench-sandbox bench-sandbox-filter bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights gpu-check soak fuzz-grader faults-replay faults-diloco attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke torchao oracles trl-own-tests triton faces replaysim corpus traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-foreign bench-memory bench-tasks bench-task-sets coverage-world bench-trust bench-plan bench-learner bench-channels bench-reattempts bench-gate bench-prm bench-sandbox bench-sandbox-filter bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights gpu-check soak fuzz-grader faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -144,6 +144,9 @@ bench-tasks: env ## Measure validated tasks per minute and core on public packag
 	@$(BIN)/python scripts/figures.py
 
 BEFORE ?=
+coverage-world: env ## Build the 60 most downloaded packages of PyPI, a few tasks of each: built or why not, and at what cost (resumable, hours)
+	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/coverage_world.py --work runs/coverage-world --write docs/figures/coverage_world.json
+
 bench-task-sets: env ## List, load and choose from a set of 10,000 tasks: CPU-seconds, memory and bytes on disk (ten minutes)
 	@$(BIN)/python benchmarks/task_sets.py --write docs/figures/task_sets.json
 

@@ -28,9 +28,13 @@ _MOST_BYTES = 1 << 30
 
 
 class StoredChecks(HeldOutChecks):
-    """The held-out checks of a task's folder, read when they are first asked for. Copies, pickled ones too, are plain."""
+    """The held-out checks of a task's folder, read when they are first asked for. Copies, pickled ones too, are plain: what
+    `dataclasses.replace` makes is a `HeldOutChecks`."""
 
     _root: Path
+
+    def __new__(cls, *_: object, **fields: Any) -> Any:
+        return HeldOutChecks(**fields) if fields else super().__new__(cls)
 
     def __init__(self, root: Path, weakness: str) -> None:
         object.__setattr__(self, "weakness", weakness)

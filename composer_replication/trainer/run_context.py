@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -50,8 +50,17 @@ class RunContext:
     source: EnvSource
     reward: RewardFunction | None = None
     """Replaces the environment's reward."""
-    _known: dict[str, AnyTask] = field(default_factory=dict)
+    contexts: Mapping[str, HintContext] = field(init=False)
+    """By task id: tools, the project's documentation and the instruction."""
+    gold: Mapping[str, Sequence[str]] = field(init=False)
+    """By task id: the deleted code, which no hint may give away."""
+    _known: dict[str, AnyTask] = field(init=False)
     """By id: the tasks that are trained on, and those joined since."""
+
+    def __post_init__(self) -> None:
+        self._known = {task.spec.task_id: task for task in self.source.train}
+        self.contexts = TaskMaterial(self._known, self._hint_context)
+        self.gold = TaskMaterial(self._known, lambda task: task.deleted_code())
 
     @classmethod
     def open(
@@ -83,9 +92,7 @@ class RunContext:
             check_source(config, env)
             source = env
         write_card(run_dir, config)
-        self = cls(config=config, run_dir=run_dir, terminal=terminal, source=source, reward=reward)
-        self._known.update((task.spec.task_id, task) for task in source.train)
-        return self
+        return cls(config=config, run_dir=run_dir, terminal=terminal, source=source, reward=reward)
 
     @property
     def train(self) -> Sequence[AnyTask]:
@@ -149,8 +156,8 @@ class RunContext:
         return SignalMaker(
             config=config,
             sources=HintSources(
-                contexts=TaskMaterial(self._known, self._hint_context),
-                gold=TaskMaterial(self._known, lambda task: task.deleted_code()),
+                contexts=self.contexts,
+                gold=self.gold,
                 detectors=detectors_named(hint.detectors),
                 generators=generators_named(hint.generators, ask),
             ),

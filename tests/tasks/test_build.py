@@ -557,7 +557,8 @@ def test_a_test_that_hangs_without_the_feature_is_dropped(write_project: WritePr
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"group_size": 0}, {"jobs": 0}, {"max_tasks": 0}, {"timeout_s": 0.0}, {"pass_to_pass_cap": -1}]
+    "wrong",
+    [{"group_size": -1}, {"min_group_size": -1}, {"jobs": 0}, {"max_tasks": 0}, {"timeout_s": 0.0}, {"pass_to_pass_cap": -1}],
 )
 def test_wrong_options_are_named(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is"):

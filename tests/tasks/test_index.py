@@ -75,6 +75,8 @@ def test_copies_of_the_checks_are_plain(build: Path) -> None:
     """They go to machines that have no such folder."""
     task = load_tasks(build)[1]
     sent = pickle.dumps(task.spec)
+    assert replace(task.spec.hidden, untold=7) == replace(SPEC.hidden, untold=7)
+    assert type(replace(task.spec.hidden, untold=7)) is HeldOutChecks
     shutil.rmtree(build)
     assert type(pickle.loads(sent).hidden) is HeldOutChecks
     assert pickle.loads(sent) == SPEC

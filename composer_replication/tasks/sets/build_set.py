@@ -19,7 +19,7 @@ from composer_replication.tasks.folders import SET_REPORT, left_out_of
 from composer_replication.tasks.report import BUILD_REPORT, BuildOptions
 from composer_replication.tasks.sets import one_build
 from composer_replication.tasks.sets.duplicates import find_duplicates
-from composer_replication.tasks.sets.one_build import OPTIONS, REFUSED, REQUEST, order_of
+from composer_replication.tasks.sets.one_build import COST, OPTIONS, REFUSED, REQUEST, order_of
 from composer_replication.tasks.sets.report import SetReport, SourceOutcome
 from composer_replication.tasks.sets.sources_file import folders_of, without_password
 from composer_replication.tasks.sources.source import SOURCE_RECORD, STATE
@@ -154,7 +154,8 @@ class _Builds:
         return self._outcome(source, **found, reason=reason, fix=fix, seconds=seconds)
 
     def _outcome(self, source: str, **facts: Any) -> SourceOutcome:
-        return SourceOutcome(source=without_password(source), folder=self._folders[source], **facts)
+        cost = read_json(self._out / self._folders[source] / COST) or {}
+        return SourceOutcome(source=without_password(source), folder=self._folders[source], cpu_s=cost.get("cpu_s", 0.0), **facts)
 
 
 def _check_place(sources: Sequence[str], out: Path) -> None:

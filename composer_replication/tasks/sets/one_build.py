@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.files import write_whole
 from composer_replication.tasks.proofs.baseline import UnhealthyError
@@ -27,6 +29,8 @@ from composer_replication.types.guarded_streams import guard_streams
 OPTIONS: TypeAdapter[BuildOptions] = TypeAdapter(BuildOptions)
 REQUEST = "COMPOSER_BUILD_REQUEST"
 """The variable with the source and the options, as JSON."""
+COST = f"{STATE}/cost.json"
+"""Below a build's folder: what the last build took, in CPU-seconds."""
 REFUSED = f"{STATE}/refused.json"
 """Below a build's folder: why nothing could be built."""
 
@@ -39,13 +43,25 @@ def main(words: Sequence[str]) -> int:
     (out / REFUSED).unlink(missing_ok=True)
     try:
         build_tasks(source, out, options, progress=_Said())
+        code = 0
     except ComposerError as error:
+        code = error.exit_code
         lasting = isinstance(error, UnhealthyError | NoTestsError)
         record = {"reason": error.message, "fix": error.fix or "", "lasting": lasting, "order": order_of(source, options)}
         write_whole(out / REFUSED, json.dumps(record, indent=1).encode())
         print(error, flush=True)  # noqa: T201  into the log
-        return error.exit_code
-    return 0
+    write_whole(out / COST, json.dumps({"cpu_s": round(_cpu_s(options), 2)}).encode())
+    return code
+
+
+def _cpu_s(options: BuildOptions) -> float:
+    """Return the CPU-seconds of this process, of what it has started, and of its sandboxes."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    ours = sum(one.ru_utime + one.ru_stime for one in used)
+    try:
+        return ours + open_sandbox(options.sandbox).cpu_s
+    except ComposerError:
+        return ours
 
 
 def order_of(source: str, options: BuildOptions) -> dict[str, object]:

@@ -23,6 +23,8 @@ class SourceOutcome:
     """What to do about that."""
     seconds: float = 0.0
     """Wall-clock seconds of the call that built it."""
+    cpu_s: float = 0.0
+    """CPU-seconds of the build that ran last: of its process, of what that started, and of its sandboxes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,7 @@ def test_a_source_that_cannot_be_built_ends_no_other(
     assert "no tests" in sea.reason
     assert sea.fix
     assert tide.reason == moon.reason == ""
+    assert min(tide.cpu_s, moon.cpu_s) > sea.cpu_s > 0.0
     assert len(builds_in(out)) == 2, "a refused source has no build"
     assert json.loads((out / "set.json").read_text())["sources"][1]["reason"] == sea.reason
 
