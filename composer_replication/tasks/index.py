@@ -18,7 +18,7 @@ from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.tasks.files import write_whole
 from composer_replication.tasks.sources.source import STATE
 from composer_replication.tasks.spec import spec_of
-from composer_replication.tasks.store import MANIFEST, Task, check_once, load_task, record_digest
+from composer_replication.tasks.store import MANIFEST, Task, check_once, load_task
 from composer_replication.types import to_json
 from composer_replication.types.errors import TaskError
 from composer_replication.types.held_out_checks import AntiTest, GoldProfile, HeldOutChecks, HeldOutProgram
@@ -121,6 +121,6 @@ def _task_of(folder: Path, top: OpenFolder, line: str) -> Task | None:
             return None
         provenance, root = dict(record["provenance"]), folder / name
         spec = replace(spec_of({**record["task"], "hidden": {}}), hidden=StoredChecks(root, str(record["weakness"])))
-        return Task(spec, root, provenance, indexed=record_digest(spec, provenance))
+        return Task(spec, root, provenance, indexed=(spec, provenance))
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return None  # another release's, torn, or of a task that is gone: the folder itself decides

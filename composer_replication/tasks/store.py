@@ -59,9 +59,9 @@ class Task:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """How the task was made: numbers of covering tests, of flaky ones and of pass-to-pass tests found (among the covering ones
     and as many others as the cap allows), the cap on the latter, the seed."""
-    indexed: str = field(default="", compare=False)
-    """`record_digest` of the task as an index gave it, whose files are compared with the manifest at the first use; empty where
-    they were when it was loaded."""
+    indexed: tuple[TaskSpec, Mapping[str, Any]] | None = field(default=None, compare=False)
+    """What an index said of a task whose files are compared with the manifest at the first use; None where they were when it was
+    loaded."""
 
     @property
     def repo(self) -> Path:
@@ -74,7 +74,7 @@ class Task:
 
         Raises TaskError: it names the file.
         """
-        if self.indexed and check_once(self.root) != self.indexed:
+        if self.indexed is not None and check_once(self.root) != record_digest(*self.indexed):
             raise TaskError(
                 f"task {self.root} is not what the index of its folder says", fix=f"delete {self.root.parent}/.build/index.jsonl"
             )

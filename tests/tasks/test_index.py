@@ -123,7 +123,7 @@ def test_a_line_that_does_not_hold_is_passed_over(build: Path) -> None:
             ("tides-slack", True),
         ]
     file.unlink()
-    assert [task.indexed for task in load_tasks(build)] == ["", ""]
+    assert [task.indexed for task in load_tasks(build)] == [None, None]
 
 
 @pytest.mark.parametrize("lie", [{"weakness": "none"}, {"provenance": {"difficulty": 0.1}}, {"task": {"fail_to_pass": []}}])
