@@ -58,8 +58,9 @@ def build(
     max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
     mode: Annotated[DeletionMode, typer.Option(help="Bodies, whole functions, or whole features across files.")] = "stub",
     size: Annotated[
-        str, typer.Option(help="Functions deleted together: a number, or a range such as 3-10; 0 is 1, or 2-12 for features.")
-    ] = "0",
+        str | None,
+        typer.Option(help="Functions deleted together: a number, or a range such as 3-10. Default: 1; features: 2-12."),
+    ] = None,
     difficulty: Annotated[str, typer.Option(help="Range of the estimated difficulty, such as 0.3-0.8.")] = "0-1",
     instruction: Annotated[InstructionStyle, typer.Option(help="How much the instruction tells the agent.")] = "terse",
     mutants: Annotated[int, typer.Option(min=0, help="Try a task's tests on this many wrong versions of its code.")] = 0,
@@ -87,7 +88,7 @@ def build(
     With --from, turn many repositories into one set of tasks; options hold for each of them. Exits with 3 when no task could be
     validated, and with 1 when some sources of a list have none.
     """
-    (fewest, most), (easiest, hardest) = _range(size, "--size"), _range(difficulty, "--difficulty")
+    (fewest, most), (easiest, hardest) = _range(size or "0", "--size"), _range(difficulty, "--difficulty")
     options = BuildOptions(
         max_tasks=max_tasks,
         mode=mode,

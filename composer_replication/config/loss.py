@@ -11,7 +11,7 @@ from composer_replication.config.replay import GateConfig, NormalizeConfig
 from composer_replication.config.section import Positive, ReadBy, Section, Share, Weight, refuse
 
 HintSpan: TypeAlias = Literal["turn", "trajectory"]
-"""What a hint is compared on: `loss.hint.span`."""
+"""Choices of `loss.hint.span`: the part of a trajectory that a hint is compared on."""
 
 
 class EffortConfig(Section):

@@ -15,7 +15,7 @@ from composer_replication.tasks.store import ASIDE, MANIFEST, Task, bring_back, 
 from composer_replication.types.errors import TaskError
 
 SET_REPORT = "set.json"
-"""The file of a set's folder that says what became of each source, and which tasks are left out."""
+"""File of a set's folder that tells the outcome of each source, and which tasks are left out."""
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +79,8 @@ def task_folders(build: Path) -> list[Path]:
         _restore(build)
         return sorted(path for path in build.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:
-        raise TaskError(f"{build} cannot be read ({error.strerror})", fix="make it readable and writable") from error
+        fix = "name a folder that `composer tasks build` wrote, and make it readable"
+        raise TaskError(f"{build} cannot be read ({error.strerror})", fix=fix) from error
 
 
 def _tasks_of(build: Path, known: Mapping[str, str]) -> Iterator[tuple[Path, Task | str]]:
@@ -109,13 +110,7 @@ def _load_folder(root: Path) -> list[Task]:
     Raises:
         TaskError: there is none, one of them is damaged, something else is among them, or `root` is a task itself.
     """
-    try:
-        _restore(root)
-        found = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    except OSError as error:
-        raise TaskError(
-            f"{root} cannot be read ({error.strerror})", fix="name a folder that `composer tasks build` wrote"
-        ) from error
+    found = task_folders(root)
     if (root / MANIFEST).exists():
         raise TaskError(f"{root} is one task, not a folder of tasks", fix=f"name the folder that holds it: {root.parent}")
     strays = [path for path in found if not (path / MANIFEST).exists()]

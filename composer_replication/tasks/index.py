@@ -18,8 +18,7 @@ from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.tasks.files import write_whole
 from composer_replication.tasks.sources.source import STATE
 from composer_replication.tasks.spec import spec_of
-from composer_replication.tasks.store import MANIFEST, Task, check_once, load_task
-from composer_replication.types import to_json
+from composer_replication.tasks.store import MANIFEST, Task, indexed_record, load_task, version_of
 from composer_replication.types.errors import TaskError
 from composer_replication.types.held_out_checks import AntiTest, GoldProfile, HeldOutChecks, HeldOutProgram
 
@@ -42,8 +41,7 @@ class StoredChecks(HeldOutChecks):
 
     @property
     def _stored(self) -> HeldOutChecks:
-        check_once(self._root)
-        return _checks_of(self._root, (self._root / MANIFEST).stat().st_mtime_ns)
+        return _checks_of(self._root, version_of(self._root))
 
     @property
     def programs(self) -> tuple[HeldOutProgram, ...]:
@@ -76,7 +74,7 @@ def _plain(checks: HeldOutChecks) -> HeldOutChecks:
 
 
 @lru_cache(maxsize=64)
-def _checks_of(root: Path, _changed: int) -> HeldOutChecks:
+def _checks_of(root: Path, _version: tuple[int, int]) -> HeldOutChecks:
     return load_task(root).spec.hidden
 
 
@@ -88,16 +86,8 @@ def write_index(folder: Path) -> None:
             task = load_task(manifest.parent)
         except TaskError:
             continue  # whoever loads it is told
-        record = to_json(task.spec)
-        del record["hidden"]
-        line = {
-            "folder": manifest.parent.name,
-            "manifest": hashlib.sha256(manifest.read_bytes()).hexdigest(),
-            "weakness": task.spec.hidden.weakness,
-            "provenance": task.provenance,
-            "task": record,
-        }
-        lines.append(json.dumps(line, default=str))
+        sealed = {"folder": manifest.parent.name, "manifest": hashlib.sha256(manifest.read_bytes()).hexdigest()}
+        lines.append(json.dumps({**sealed, **indexed_record(task.spec, task.provenance)}, default=str))
     write_whole(folder / _INDEX, "".join(f"{line}\n" for line in lines).encode())
 
 

@@ -60,8 +60,8 @@ class Task:
     """How the task was made: numbers of covering tests, of flaky ones and of pass-to-pass tests found (among the covering ones
     and as many others as the cap allows), the cap on the latter, the seed."""
     indexed: tuple[TaskSpec, Mapping[str, Any]] | None = field(default=None, compare=False)
-    """What an index said of a task whose files are compared with the manifest at the first use; None where they were when it was
-    loaded."""
+    """Spec and provenance as an index gave them; compare the task's files with its manifest, and these with the files, at the
+    first use. None where the files were compared when the task was loaded."""
 
     @property
     def repo(self) -> Path:
@@ -276,18 +276,27 @@ def check_once(root: Path) -> str:
     Raises:
         TaskError: a file is missing, changed or unexpected, or cannot be read; names it and the fix.
     """
+    return _checked_at(root, *version_of(root))
+
+
+def version_of(root: Path) -> tuple[int, int]:
+    """Return the inode and the time of a task's manifest, which another version of the task does not share. Raises TaskError."""
     try:
         manifest = (root / MANIFEST).stat()
     except OSError as error:
         raise _damaged(root, f"it cannot be read ({error})") from error
-    return _checked_at(root, manifest.st_ino, manifest.st_mtime_ns)
+    return manifest.st_ino, manifest.st_mtime_ns
+
+
+def indexed_record(spec: TaskSpec, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all that an index tells of a task, plain JSON: its record without the held-out checks, but for their weakness."""
+    record = {field.name: to_json(getattr(spec, field.name)) for field in fields(spec) if field.name != "hidden"}
+    return {"weakness": spec.hidden.weakness, "provenance": dict(provenance), "task": record}
 
 
 def record_digest(spec: TaskSpec, provenance: Mapping[str, Any]) -> str:
-    """Return a digest of all that an index tells of a task: its record without the held-out checks, but for their weakness."""
-    record = {field.name: to_json(getattr(spec, field.name)) for field in fields(spec) if field.name != "hidden"}
-    text = json.dumps([record, spec.hidden.weakness, dict(provenance)], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    """Return a digest of `indexed_record`."""
+    return hashlib.sha256(json.dumps(indexed_record(spec, provenance), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _sealed(folder: OpenFolder) -> dict[str, str]:

@@ -86,7 +86,6 @@ def test_a_list_reads_manifests_and_nothing_else(build: Path, monkeypatch: pytes
     def never(*_: object) -> None:
         raise AssertionError("a file was read")
 
-    monkeypatch.setattr(index, "check_once", never)
     monkeypatch.setattr(index, "load_task", never)
     assert [task.spec.task_id for task in load_tasks(build)] == ["tides-flow", "tides-slack"]
 

@@ -318,7 +318,7 @@ def test_without_a_repository_that_fits_the_reason_is_kept(index: Any, tmp_path:
 def test_strangers_metadata_name_public_forges_only() -> None:
     """Neither files of this machine, nor hosts of its network, nor options of git."""
     message = Message()
-    for url in ("file:///root/x/y", "http://github.com/a/b", "https://intranet/a/b", "https://github.com/-x", "ssh://github.com/a/b",
+    for url in ("file:///etc/x/y", "http://github.com/a/b", "https://intranet/a/b", "https://github.com/-x", "ssh://github.com/a/b",
                 "https://github.com.evil.org/a/b", "https://github.com/a/b.git/tree/main", "https://gitlab.com/c/d"):  # fmt: skip
         message["Project-URL"] = f"Source, {url}"
     assert list(repository_of_archives._repositories(message)) == ["https://github.com/a/b", "https://gitlab.com/c/d"]

@@ -47,7 +47,7 @@ result."""
 _NAMED_BY_TESTS = {"anyio.pytest_plugin": b"anyio", "pytest_benchmark.plugin": b"benchmark"}
 """Plugins that take a while to import, and a word that stands in some test file or conftest of a project that needs one."""
 _PLUGIN_ARGUMENTS = {"pytest_benchmark.plugin": "--benchmark-disable"}
-"""What keeps a plugin from doing more than to let its tests run once."""
+"""Arguments under which a plugin runs each test once and measures nothing."""
 
 
 class OutcomeRecorder:

@@ -27,8 +27,8 @@ from composer_replication.types import TaskSpec, to_json
 SPEC_FILE = "task.json"
 GRADE_FILE = "grade.py"
 _ORGANISATION = "composer-replication"
-_LEFT_OUT = frozenset({"sandbox/remote/client.py", "sandbox/remote/server.py"})
-"""Files that need a library and are imported only for a remote sandbox."""
+_LEFT_OUT = frozenset({"sandbox/remote/client.py", "sandbox/remote/server.py", "sandbox/program.py"})
+"""Files that grading does not import: they need a library for a remote sandbox, or run programs of other rooms."""
 _AGENT_S, _BUILD_S, _VERIFIER_SPARE_S = 1800.0, 900.0, 60.0
 
 _DOCKERFILE = """\

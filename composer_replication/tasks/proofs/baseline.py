@@ -27,7 +27,7 @@ class UnhealthyError(SourceError):
     def __init__(self, message: str, *, fix: str, lines: Sequence[str]) -> None:
         super().__init__(message, fix=fix)
         self.lines = lines
-        """What pytest says of files and tests that fail."""
+        """Messages of pytest about files and tests that fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

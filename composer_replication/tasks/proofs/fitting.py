@@ -39,7 +39,7 @@ class Fitted:
     runner: CodeRunner
     baseline: Baseline
     notes: tuple[str, ...]
-    """What was left out of it, or taken though the project does not declare it, and why."""
+    """One sentence for each distribution that was left out, or installed though the project does not declare it."""
 
 
 def fit_environment(

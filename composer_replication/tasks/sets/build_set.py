@@ -21,7 +21,8 @@ from composer_replication.tasks.sets import one_build
 from composer_replication.tasks.sets.duplicates import find_duplicates
 from composer_replication.tasks.sets.one_build import COST, OPTIONS, REFUSED, REQUEST, order_of
 from composer_replication.tasks.sets.report import SetReport, SourceOutcome
-from composer_replication.tasks.sets.sources_file import folders_of, without_password
+from composer_replication.tasks.sets.sources_file import folders_of
+from composer_replication.tasks.sources.fetch import without_password
 from composer_replication.tasks.sources.source import SOURCE_RECORD, STATE
 from composer_replication.tasks.store import MANIFEST
 from composer_replication.types.errors import ConfigError, TaskError
@@ -51,7 +52,7 @@ def build_set(
         progress: called from this thread with each source that is done, in the order of the list.
 
     Raises:
-        ConfigError: another process builds into `out`, `out` holds a single build, or lies in a source.
+        ConfigError: another process builds into `out`, `out` holds a single build or a source.
         StorageError: `out` cannot be written.
     """
     _check_place(sources, out)
@@ -113,6 +114,8 @@ class _Builds:
         """Return the exit status of a build, as `RunningProgram.poll` does; None where it was stopped."""
         with storage_errors(folder):
             (folder / STATE).mkdir(parents=True, exist_ok=True)
+            for name in (REFUSED, COST):
+                (folder / name).unlink(missing_ok=True)
         command = [sys.executable, "-m", one_build.__name__, str(folder)]
         request = {REQUEST: json.dumps({"source": source, "options": OPTIONS.dump_python(self._options, mode="json")})}
         with RunningProgram(command, log=folder / _LOG, environment=request, patience_s=_PATIENCE_S) as program:

@@ -20,7 +20,7 @@ from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.files import write_whole
 from composer_replication.tasks.proofs.baseline import UnhealthyError
 from composer_replication.tasks.report import BuildEvent, BuildOptions
-from composer_replication.tasks.sets.sources_file import without_password
+from composer_replication.tasks.sources.fetch import without_password
 from composer_replication.tasks.sources.layout import NoTestsError
 from composer_replication.tasks.sources.source import STATE
 from composer_replication.types.errors import ComposerError
@@ -28,11 +28,11 @@ from composer_replication.types.guarded_streams import guard_streams
 
 OPTIONS: TypeAdapter[BuildOptions] = TypeAdapter(BuildOptions)
 REQUEST = "COMPOSER_BUILD_REQUEST"
-"""The variable with the source and the options, as JSON."""
+"""Environment variable that holds the source and the options, as JSON."""
 COST = f"{STATE}/cost.json"
-"""Below a build's folder: what the last build took, in CPU-seconds."""
+"""File below a build's folder that holds the CPU-seconds of the last build."""
 REFUSED = f"{STATE}/refused.json"
-"""Below a build's folder: why nothing could be built."""
+"""File below a build's folder that says why nothing could be built."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -40,7 +40,6 @@ def main(words: Sequence[str]) -> int:
     guard_streams()
     request, out = json.loads(os.environ.pop(REQUEST)), Path(words[0])
     source, options = str(request["source"]), OPTIONS.validate_python(request["options"])
-    (out / REFUSED).unlink(missing_ok=True)
     try:
         build_tasks(source, out, options, progress=_Said())
         code = 0

@@ -1,4 +1,4 @@
-"""What became of each source of a set, and which tasks the set leaves out. `SET/set.json` holds it."""
+"""The outcome of each source of a set, and the tasks that the set leaves out. `SET/set.json` holds it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SourceOutcome:
     reason: str = ""
     """Why it has no tasks; empty where it has some."""
     fix: str = ""
-    """What to do about that."""
+    """One sentence on how to change that."""
     seconds: float = 0.0
     """Wall-clock seconds of the call that built it."""
     cpu_s: float = 0.0

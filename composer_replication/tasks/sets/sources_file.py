@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from composer_replication.tasks.proofs.validate import slug_of
-from composer_replication.tasks.sources.fetch import is_git_url, split_revision
+from composer_replication.tasks.sources.fetch import is_git_url, split_revision, without_password
 from composer_replication.tasks.sources.source import PYPI
 from composer_replication.types.errors import ConfigError
 
@@ -46,11 +46,6 @@ def read_sources(file: Path) -> tuple[str, ...]:
 def folders_of(sources: Sequence[str]) -> dict[str, str]:
     """Return the name of each source's folder in a set; it follows from the source alone."""
     return {source: _folder_of(source) for source in sources}
-
-
-def without_password(source: str) -> str:
-    """Return a source as it may be shown: a git URL without user and password."""
-    return re.sub("://[^/@]*@", "://", source)
 
 
 def _folder_of(source: str) -> str:

@@ -1,4 +1,4 @@
-"""What a project says it requires, read from its files without running them, by what it requires it for."""
+"""Read what a project requires, and for which purpose, from its files, without running them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Declared:
     """Requirements as pip takes them, none twice, without the project itself and without addresses."""
 
     runtime: tuple[str, ...] = ()
-    """What the project runs with."""
+    """Needed to run the project."""
     tests: tuple[str, ...] = ()
-    """What it names for testing or for development."""
+    """Named for testing or for development."""
     others: tuple[str, ...] = ()
-    """What it names for anything else, such as optional features, documentation and releases."""
+    """Named for anything else, such as optional features, documentation and releases."""
 
     @property
     def every(self) -> tuple[str, ...]:

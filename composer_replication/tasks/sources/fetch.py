@@ -142,7 +142,12 @@ def clone(source: str, folder: Path) -> tuple[str, str]:
         git.run(*fetch, url, "+refs/*:refs/fetched/*", network=True)
         commit = git.run("rev-parse", "--verify", f"{revision}^{{commit}}").strip()
     git.run("checkout", "-q", "--detach", commit)
-    return re.sub("://[^/@]*@", "://", url), git.run("rev-parse", "HEAD").strip()
+    return without_password(url), git.run("rev-parse", "HEAD").strip()
+
+
+def without_password(source: str) -> str:
+    """Return a source as it may be shown: a git URL without user and password."""
+    return re.sub("://[^/@]*@", "://", source)
 
 
 def split_revision(source: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.tasks.sources.fetch import clone
 from composer_replication.tasks.sources.run_git import git_for
 from composer_replication.types.errors import SourceError
@@ -21,11 +22,12 @@ _LIKELY = re.compile(r"source|repository|code|git", re.IGNORECASE)
 """Labels of a project's repository among its addresses."""
 _TAG = re.compile(r"(?P<prefix>.*?)[-_/. ]?v?(?P<version>\d.*)", re.IGNORECASE)
 _PREFIXES = frozenset({"", "v", "r", "rel", "release", "releases", "version"})
+_MOST_BYTES = 16 << 20
 _SAME = 0.8
 """Share of the archive's modules that the repository must hold unchanged to be what the archive was made from."""
 
 
-def files_of_repository(files: Mapping[str, bytes], name: str, version: str, folder: Path) -> tuple[str, str]:
+def clone_of_archive(files: Mapping[str, bytes], name: str, version: str, folder: Path) -> tuple[str, str]:
     """Clone into `folder` the repository that a source archive names, at the tag of its version; return its URL and the commit.
 
     Args:
@@ -48,7 +50,8 @@ def files_of_repository(files: Mapping[str, bytes], name: str, version: str, fol
     except SourceError as error:
         raise SourceError(f"{missing}, and {url}, which it names, gives none: {error.message}", fix=fix) from error
     modules = [path for path in files if path.endswith(".py")]
-    same = sum((folder / path).is_file() and _text((folder / path).read_bytes()) == _text(files[path]) for path in modules)
+    with OpenFolder(folder.resolve()) as top:
+        same = sum(_text(_read(top, path)) == _text(files[path]) for path in modules)
     if same < _SAME * len(modules):
         raise SourceError(f"{missing}, and {url} at {tag} holds {same} of its {len(modules)} modules unchanged", fix=fix)
     return url, commit
@@ -86,5 +89,13 @@ def _is(text: str, wanted: Version) -> bool:
         return False
 
 
-def _text(content: bytes) -> bytes:
-    return content.replace(b"\r\n", b"\n")
+def _read(top: OpenFolder, path: str) -> bytes | None:
+    """Return a file of a repository; None where it is none, or a link."""
+    try:
+        return top.read(path, _MOST_BYTES)
+    except OSError:
+        return None
+
+
+def _text(content: bytes | None) -> bytes | None:
+    return None if content is None else content.replace(b"\r\n", b"\n")

@@ -18,7 +18,7 @@ from composer_replication.sandbox.grading.test_files import is_test_file
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.files import storage_errors, tree_files
 from composer_replication.tasks.sources.fetch import clone, download_sdist, is_git_url
-from composer_replication.tasks.sources.repository import files_of_repository
+from composer_replication.tasks.sources.repository import clone_of_archive
 from composer_replication.types.errors import SourceError
 
 _LITTER_FOLDERS = frozenset(
@@ -102,7 +102,7 @@ def _with_tests(archive: Path, name: str, version: str, folder: Path) -> tuple[l
     if any(map(is_test_file, files)) or not any(path.endswith(".py") for path in files):
         return entries, ""
     try:
-        url, commit = files_of_repository(files, name, version, folder)
+        url, commit = clone_of_archive(files, name, version, folder)
     except SourceError as error:
         return entries, error.message
     more = [entry for entry in _folder_entries(folder) if entry.path not in files]

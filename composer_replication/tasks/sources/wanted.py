@@ -14,7 +14,7 @@ from composer_replication.tasks.sources.declared import Declared, names_in
 from composer_replication.types.syntax import parse_module
 
 TOOLS = ("pytest", "coverage")
-"""What every environment has."""
+"""Installed in every environment."""
 _DISTRIBUTIONS = {
     "attr": "attrs", "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python-headless",
     "dateutil": "python-dateutil", "docx": "python-docx", "dns": "dnspython", "dotenv": "python-dotenv", "git": "gitpython",
@@ -34,10 +34,10 @@ _FIXTURES = {
 }  # fmt: skip
 """By fixture: distributions that bring it."""
 _ASYNC = ("pytest-asyncio", "anyio", "pytest-trio", "pytest-tornado")
-"""What runs test functions that are coroutines; of those that a project declares the first, and else the first of all."""
+"""Plugins that run coroutines as tests: the first that a project declares is taken, or else the first."""
 _MISSING_MODULE = re.compile(r"No module named '([A-Za-z][A-Za-z0-9_]*)(?:\.[\w.]*)?'", re.ASCII)
 _MISSING_FIXTURE = re.compile(r"fixture '(\w+)' not found")
-"""What code under test says is no requirement, but a name in one of these forms."""
+"""Forms of a name in what pytest prints. Nothing else that code under test says becomes a requirement."""
 _ASYNC_UNSUPPORTED = "async def functions are not natively supported"
 
 

@@ -1,4 +1,4 @@
-"""What hints need to know of a run's tasks, read when a task is first asked for: a run may have thousands."""
+"""Material for hints about a run's tasks, read when a task is first asked for: a run may have thousands."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from composer_replication.envs.source import AnyTask
 
 _T = TypeVar("_T")
 _KEPT = 512
-"""Tasks of which it is kept; of others it is read again."""
+"""Number of tasks whose material is kept; that of others is read again."""
 
 
 class TaskMaterial(Mapping[str, _T]):
-    """Something of each task, by task id.
+    """A mapping from task ids to what `read` returns for the task.
 
     Args:
         tasks: by id; tasks that are added later are known too.
