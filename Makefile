@@ -105,8 +105,9 @@ format: env ## Rewrite the code in the house style
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-type: env ## Check types: mypy in strict mode
+type: env ## Check types: mypy in strict mode; of benchmarks, examples and substrate tests the names and calls
 	@$(BIN)/mypy
+	@$(BIN)/mypy --config-file=scripts/names.ini
 
 imports: env ## Check the layers: imports only go down
 	@$(BIN)/lint-imports

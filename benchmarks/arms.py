@@ -21,9 +21,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from composer_replication.observe import Terminal
+from composer_replication.observe.console import Console
 from composer_replication.quickstart.run import prepare, quickstart_config
 from composer_replication.quickstart.teachers import TEACHERS, served
 from composer_replication.trainer.open_run import open_run

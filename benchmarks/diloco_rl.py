@@ -30,12 +30,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from safetensors.numpy import load_file
 
 from composer_replication.config import RunConfig, TeacherConfig, to_toml
 from composer_replication.diloco.store import open_store
 from composer_replication.observe import RunDir, Terminal
+from composer_replication.observe.console import Console
 from composer_replication.quickstart.run import prepare, quickstart_config
 from composer_replication.quickstart.teachers import TEACHERS, served
 from composer_replication.recipes.diloco.job import rendezvous_of

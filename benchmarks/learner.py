@@ -225,7 +225,8 @@ def operations(rows: list[Tensor], model: Any) -> dict[str, float]:
     packed = {"input_ids": tree.ids[None], "position_ids": tree.positions[None], "attention_mask": as_mask(tree.segments)}
     found = {}
     causal = {"input_ids": pad_sequence(rows, batch_first=True), "attention_mask": {"full_attention": None}}
-    for name, given in (("tree", packed), ("padded", causal)):
+    ways: dict[str, dict[str, Any]] = {"tree": packed, "padded": causal}
+    for name, given in ways.items():
         on_meta = {key: value if key == "attention_mask" else value.to("meta") for key, value in given.items()}
         with FlopCounterMode(display=False) as counter:
             model(**on_meta, use_cache=False).last_hidden_state.sum().backward()

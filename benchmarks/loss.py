@@ -117,7 +117,8 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("LOSS", "VARIANT"), help="measure one variant in this process")
     options = parser.parse_args()
     if options.one:
-        measure(*options.one, options.tokens)
+        loss, variant = options.one
+        measure(loss, variant, options.tokens)
         return
     results: dict[str, dict[str, list[dict[str, float]]]] = {loss: {v: [] for v in found} for loss, found in VARIANTS.items()}
     for _ in range(options.repeats):

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from measuring import emit
-from rich.console import Console
 from rich.table import Table
 
 from composer_replication.config import RunConfig, SubstrateConfig
 from composer_replication.observe import RunDir, Terminal
+from composer_replication.observe.console import Console
 from composer_replication.quickstart.run import prepare, quickstart_config
 from composer_replication.recipes.mesh.driver import Driver
 from composer_replication.trainer.report import train
@@ -108,15 +108,15 @@ def throughput(kinds: list[str], prepared: Path, folder: Path, steps: int, round
 
 async def kill_in_turn(driver: Driver, seconds: dict[str, dict[str, float]]) -> None:
     for step, name in enumerate(VICTIMS, start=1):
-        while driver.version < step or sum(driver.crew.replaced.values()) < step - 1:
+        while driver.version < step or sum(driver.supervisor.replaced.values()) < step - 1:
             await asyncio.sleep(0.02)
-        handle = driver.crew.handles[name]
+        handle = driver.supervisor.handles[name]
         began = time.monotonic()
         os.kill(handle.pid, signal.SIGKILL)
-        while name not in driver.crew.gone:
+        while name not in driver.supervisor.gone:
             await asyncio.sleep(0.005)
         noticed = time.monotonic() - began
-        while name in driver.crew.gone:
+        while name in driver.supervisor.gone:
             await asyncio.sleep(0.005)
         seconds[name] = {"noticed_s": noticed, "at_work_s": time.monotonic() - began}
 

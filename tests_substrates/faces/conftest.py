@@ -14,7 +14,7 @@ import pytest
 
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.report import BuildOptions
-from composer_replication.tasks.store import load_tasks
+from composer_replication.tasks.folders import load_tasks
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from verifiers.v1.utils.loaders import load_environment
 from composer_replication.envs import oracle_script
 from composer_replication.recipes.prime_rl.config import write_configs
 from composer_replication.recipes.prime_rl.traces import RESULTS
-from composer_replication.tasks.store import load_tasks
+from composer_replication.tasks.folders import load_tasks
 
 
 class Policy(BaseHTTPRequestHandler):

@@ -263,7 +263,7 @@ def test_a_killed_server_is_no_result_and_leaves_nothing(serve, base, tasks):
 
 
 def load_only(folder):
-    from composer_replication.tasks.store import load_tasks
+    from composer_replication.tasks.folders import load_tasks
 
     (task,) = load_tasks(folder)
     return task
