@@ -18,7 +18,7 @@ from rich.table import Table
 from composer_replication.cli.support.options import SandboxOption, wide_console
 from composer_replication.cli.support.set_table import build_and_show_set
 from composer_replication.cli.support.task_table import MOST_ROWS, task_lines, task_table
-from composer_replication.languages.python.functions import Skipped
+from composer_replication.languages.functions import Skipped
 from composer_replication.observe.console import Console, echo
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.describe import InstructionStyle

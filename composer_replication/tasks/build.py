@@ -17,7 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from composer_replication.languages.python.functions import Function, Skipped, find_functions
+from composer_replication.languages.functions import Function, Skipped
+from composer_replication.languages.layout import NoTestsError, RepositoryLayout
+from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox import Limits, open_sandbox
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.opening import remote_python
@@ -37,7 +39,7 @@ from composer_replication.tasks.sources.benchmarks import Benchmarks
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.environment import made_for, make_environment
 from composer_replication.tasks.sources.fetch import left_open
-from composer_replication.tasks.sources.layout import NoTestsError, RepositoryLayout, guess_layout
+from composer_replication.tasks.sources.layout import guess_layout
 from composer_replication.tasks.sources.licence import check_licence, licence_of
 from composer_replication.tasks.sources.source import SOURCE_RECORD, STATE, PristineTree, digest_of, fetch_source
 from composer_replication.tasks.store import digests_of, docs_of

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from composer_replication.languages.python.functions import Function
+from composer_replication.languages.functions import Function
 from composer_replication.types.syntax import parse_module
 
 InstructionStyle: TypeAlias = Literal["terse", "full", "ambiguous"]

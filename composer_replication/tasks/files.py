@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import json
 import os
@@ -119,3 +120,25 @@ def copy_tree(source: Path, target: Path) -> None:
             shutil.copytree(source, target, copy_function=shutil.copy)
         except shutil.Error as error:
             raise OSError(str(error.args[0][0][2])) from error
+
+
+def unified_diff(before: Mapping[str, bytes | None], after: Mapping[str, bytes]) -> bytes:
+    r"""Return a patch that `git apply` and `patch -p1` take, from the files of `before` to those of `after` (same paths).
+
+    None is a file that is not there yet.
+
+    Lines are what ends in ``\n``, byte for byte; nothing is decoded.
+    """
+    pieces: list[bytes] = []
+    for path in sorted(before):
+        was, name = before[path], path.encode()
+        old, new = (was or b"").split(b"\n"), after[path].split(b"\n")
+        from_name = b"/dev/null" if was is None else b"a/" + name
+        rows = difflib.diff_bytes(difflib.unified_diff, _ended(old), _ended(new), from_name, b"b/" + name)
+        pieces += [row if row.endswith(b"\n") else row + b"\n\\ No newline at end of file\n" for row in rows]
+    return b"".join(pieces)
+
+
+def _ended(lines: list[bytes]) -> list[bytes]:
+    """Put the newlines back on split lines."""
+    return [line + b"\n" for line in lines[:-1]] + [line for line in lines[-1:] if line]

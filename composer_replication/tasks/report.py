@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from composer_replication.languages.python.functions import Skipped
+from composer_replication.languages.functions import Skipped
 from composer_replication.sandbox import SandboxKind
 from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.sources.credentials import Credential

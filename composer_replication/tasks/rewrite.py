@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from composer_replication.languages.python.functions import Skipped
+from composer_replication.languages.functions import Skipped
 from composer_replication.tasks.describe import describe
 from composer_replication.tasks.proofs.leak import gives_away
 from composer_replication.tasks.store import Task, reworded

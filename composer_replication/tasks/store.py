@@ -27,10 +27,10 @@ from typing import Any
 
 import tomli_w
 
-from composer_replication.languages.python.delete import body_of, unified_diff
+from composer_replication.languages.functions import body_of
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox.beneath import OpenFolder
-from composer_replication.tasks.files import link_tree, solved_tree, storage_errors, tree_files, write_files
+from composer_replication.tasks.files import link_tree, solved_tree, storage_errors, tree_files, unified_diff, write_files
 from composer_replication.tasks.spec import spec_of
 from composer_replication.types import TaskSpec, to_json
 from composer_replication.types.errors import TaskError

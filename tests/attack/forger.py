@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from one_line_bodies import BODIES, TOGETHER, filled
 
-from composer_replication.languages.python.functions import Function, find_functions
+from composer_replication.languages.functions import Function
+from composer_replication.languages.python.functions import find_functions
 from composer_replication.tasks.store import Task
 
 FORGER = '''

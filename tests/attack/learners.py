@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from forger import ONLY_TESTS, deleted_functions, with_bodies
 
-from composer_replication.languages.python.functions import Function
+from composer_replication.languages.functions import Function
 from composer_replication.sandbox import Limits, Tree
 from composer_replication.sandbox.protocol import Command, Sandbox
 from composer_replication.tasks.store import Task

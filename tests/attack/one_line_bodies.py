@@ -6,7 +6,7 @@ what tells whether the checks that remain hold.
 
 from __future__ import annotations
 
-from composer_replication.languages.python.functions import Function
+from composer_replication.languages.functions import Function
 
 BODIES = (
     "return Ellipsis",

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from composer_replication.languages.python.functions import Function, find_functions
+from composer_replication.languages.functions import Function
+from composer_replication.languages.python.functions import find_functions
 from composer_replication.languages.python.trivial import Asked, asked_bodies
 from composer_replication.tasks import BuildOptions, build_tasks, load_tasks
 from composer_replication.tasks.held_out.book import ObservedProgram

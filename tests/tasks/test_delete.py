@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.languages.python.delete import body_of, delete_bodies, unified_diff
-from composer_replication.languages.python.functions import Function, find_functions, split_lines
+from composer_replication.languages.functions import Function, body_of, split_lines
+from composer_replication.languages.python.delete import delete_bodies
+from composer_replication.languages.python.functions import find_functions
+from composer_replication.tasks.files import unified_diff
 
 LONG_SIGNATURE = """\
 @a.b(1,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.languages.python.delete import body_of, delete_bodies
+from composer_replication.languages.functions import body_of
+from composer_replication.languages.python.delete import delete_bodies
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.proofs.leak import INSTALLED, LeakScanner, copies_of

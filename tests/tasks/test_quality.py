@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.languages.python.delete import body_of
+from composer_replication.languages.functions import body_of
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.languages.python.mutate import mutants_of
 from composer_replication.tasks import BuildOptions, build_tasks

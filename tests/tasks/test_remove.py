@@ -6,7 +6,8 @@ import ast
 
 import pytest
 
-from composer_replication.languages.python.functions import Function, find_functions
+from composer_replication.languages.functions import Function
+from composer_replication.languages.python.functions import find_functions
 from composer_replication.languages.python.remove import remove_functions
 
 SOURCES = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from composer_replication.languages.python.functions import Function, find_functions
+from composer_replication.languages.functions import Function
+from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox.grading.pytest_run import CoverageByTest
 from composer_replication.tasks.describe import Feature, describe
 from composer_replication.tasks.features.select import choose_candidates, covering_tests

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.languages.python.functions import Skipped
+from composer_replication.languages.functions import Skipped
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks.exchange.swebench_import import build_instances, read_instances

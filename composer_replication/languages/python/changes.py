@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from enum import IntEnum
 
-from composer_replication.languages.python.functions import Definition, Function, definitions, find_functions
+from composer_replication.languages.functions import Function
+from composer_replication.languages.python.functions import Definition, definitions, find_functions
 from composer_replication.types.syntax import parse_module
 
 

@@ -9,9 +9,9 @@ import tokenize
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from composer_replication.languages.functions import Function, Skipped, split_lines
 from composer_replication.types.syntax import parse_module
 
 Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -19,60 +19,6 @@ _UTF8 = frozenset({"utf-8", "utf-8-sig", "ascii", "us-ascii"})
 _BRANCHES = (
     ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.match_case, ast.BoolOp, ast.comprehension,
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
-    """A function or method, and the lines of its body."""
-
-    path: str
-    """POSIX path relative to the root."""
-    qualname: str
-    """Dotted name inside the module."""
-    def_line: int
-    """1-based, the line of the word `def`."""
-    parameters: tuple[str, ...]
-    """Names, those by position first, without that of `**`."""
-    rest: str = ""
-    """The one that takes any number of arguments by position (`*args`); empty where there is none."""
-    first_line: int
-    """1-based, the first line to remove: the one after the docstring, or after the signature."""
-    last_line: int
-    """The last line to remove, comments at the body's indentation included."""
-    indent: bytes
-    """The body's indentation."""
-    calls: frozenset[str]
-    """Names and attributes the body calls."""
-    branches: int
-    """Conditions, loops, handlers, cases, boolean operators and comprehensions in it."""
-
-    @property
-    def key(self) -> str:
-        """`path::qualname`, unique in the tree."""
-        return f"{self.path}::{self.qualname}"
-
-    @property
-    def lines(self) -> int:
-        """Number of lines to remove."""
-        return self.last_line - self.first_line + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A function, or a whole file (`what` is its path), that gives no task."""
-
-    what: str
-    reason: str
-    detail: str = ""
-    """What the reason says for this one alone, such as the program that forges its reward."""
-
-
-def split_lines(source: bytes) -> list[bytes]:
-    r"""Split into the lines that Python counts, each with its ending.
-
-    Only ``\n``, ``\r\n`` and ``\r`` end one; `str.splitlines` has more.
-    """
-    return source.splitlines(keepends=True)
 
 
 def find_functions(path: str, source: bytes, *, keep_docstring: bool = True) -> tuple[list[Function], list[Skipped]]:

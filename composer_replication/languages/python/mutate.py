@@ -11,7 +11,7 @@ import copy
 import random
 from collections.abc import Iterator, Sequence
 
-from composer_replication.languages.python.functions import Function, split_lines
+from composer_replication.languages.functions import Function, split_lines
 from composer_replication.types.syntax import parse_module
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {

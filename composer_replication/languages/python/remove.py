@@ -13,7 +13,7 @@ from typing import TypeVar
 import libcst as cst
 from libcst import matchers as m
 
-from composer_replication.languages.python.functions import Function
+from composer_replication.languages.functions import Function
 
 _Import = TypeVar("_Import", cst.Import, cst.ImportFrom)
 _Assignment = TypeVar("_Assignment", cst.Assign, cst.AugAssign, cst.AnnAssign)

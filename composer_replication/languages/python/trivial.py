@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from composer_replication.languages.functions import Function
 from composer_replication.languages.python.delete import STUB
-from composer_replication.languages.python.functions import Function
 
 _BODIES = (
     "return None", "return 0", "return 1", "return ''", "return []", "return {}", "return ()", "return False", "return True",

@@ -16,7 +16,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from composer_replication.languages.python.functions import Skipped
+from composer_replication.languages.functions import Skipped
 from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.grading.grade import grade

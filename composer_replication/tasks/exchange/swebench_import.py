@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from composer_replication.languages.python.functions import Skipped
+from composer_replication.languages.functions import Skipped
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.grading.grade import grade

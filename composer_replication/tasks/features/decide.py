@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from composer_replication.languages.python.functions import Skipped
+from composer_replication.languages.functions import Skipped
 from composer_replication.tasks.features.select import Candidate
 from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
 from composer_replication.tasks.proofs.validate import CandidateVerdict, Validator

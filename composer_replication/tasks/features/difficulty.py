@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from composer_replication.languages.python.functions import Function
+from composer_replication.languages.functions import Function
 
 _MIDDLE = 60.0
 """The effort whose difficulty is one half: about a function of 30 lines with eight branches and ten calls."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
-from composer_replication.languages.python.functions import split_lines
+from composer_replication.languages.functions import split_lines
 from composer_replication.tasks.store import Task
 from composer_replication.types.syntax import parse_module
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from composer_replication.languages.python.functions import Function, Skipped
+from composer_replication.languages.functions import Function, Skipped
 from composer_replication.sandbox.grading.pytest_run import CoverageByTest
 from composer_replication.tasks.features.difficulty import difficulty_of
 from composer_replication.tasks.report import BuildOptions

@@ -14,7 +14,8 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence, Set
 
-from composer_replication.languages.python.functions import Function, find_functions
+from composer_replication.languages.functions import Function
+from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox.grading.programs import Mutant
 from composer_replication.sandbox.grading.steps.kept import GIVEN_BACK, MISSING, accomplice, keeping
 from composer_replication.sandbox.protocol import Tree

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
+from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.languages.python.instrument import instrument
 from composer_replication.sandbox.grading.literals import OPAQUE
@@ -34,7 +35,6 @@ from composer_replication.tasks.held_out.inverted import make_anti_tests
 from composer_replication.tasks.held_out.iterators import read_again, uses_of
 from composer_replication.tasks.held_out.slices import RecordedProgram, programs_of
 from composer_replication.tasks.held_out.variations import Variations
-from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types.held_out_checks import AntiTest
 
 _PER_FUNCTION = 8

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from composer_replication.languages.functions import Function
 from composer_replication.languages.python.changes import without_parts
-from composer_replication.languages.python.functions import Function, find_functions
+from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox.grading.literals import OPAQUE
 from composer_replication.sandbox.grading.programs import seen_failing
 from composer_replication.sandbox.grading.pytest_run import CodeRunner

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from composer_replication.languages.functions import Function
 from composer_replication.languages.python.delete import STUB
-from composer_replication.languages.python.functions import Function
 from composer_replication.languages.python.trivial import (
     Asked,
     asked_bodies,

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from composer_replication.languages.functions import Function
+from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.languages.python.changes import changed_functions
-from composer_replication.languages.python.functions import Function
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.submission import is_editable
@@ -17,7 +18,7 @@ from composer_replication.tasks.files import solved_tree
 from composer_replication.tasks.held_out.book import make_hidden_book
 from composer_replication.tasks.held_out.choice import choose_proven, without_broken
 from composer_replication.tasks.held_out.left_out import asked_of, find_told, with_told
-from composer_replication.tasks.sources.layout import RepositoryLayout, guess_layout
+from composer_replication.tasks.sources.layout import guess_layout
 from composer_replication.types import TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError, SourceError
 from composer_replication.types.held_out_checks import HeldOutChecks

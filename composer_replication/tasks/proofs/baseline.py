@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, CoverageByTest, TestRun
 from composer_replication.sandbox.protocol import Command, Ending, Limits, Tree
-from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types import Outcome
 from composer_replication.types.errors import SourceError
 

@@ -15,11 +15,11 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, plugins_of
 from composer_replication.sandbox.protocol import Command, Tree
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.tasks.files import copy_tree, storage_errors
-from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types.errors import SandboxError
 
 _MOST_BYTES = 128 << 20

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.sandbox import Tree
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.tasks.files import tree_files
@@ -17,7 +18,6 @@ from composer_replication.tasks.proofs.leak import INSTALLED, copies_of
 from composer_replication.tasks.sources.declared import Declared, declared_requirements, name_of, names_in
 from composer_replication.tasks.sources.environment import make_environment
 from composer_replication.tasks.sources.installed import bringing
-from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.tasks.sources.source import PristineTree
 from composer_replication.tasks.sources.wanted import TOOLS, asked_for, first_wanted, imported_modules
 from composer_replication.types.errors import SourceError

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from composer_replication.languages.functions import Function
 from composer_replication.languages.python.delete import delete_bodies
-from composer_replication.languages.python.functions import Function
 from composer_replication.sandbox.grading.grade import grade, judge
 from composer_replication.sandbox.grading.programs import seen_failing
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from composer_replication.languages.python.delete import body_of
+from composer_replication.languages.functions import body_of
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.tasks.proofs.copies import find_copies

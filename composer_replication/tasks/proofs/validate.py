@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from composer_replication.languages.python.delete import body_of
+from composer_replication.languages.functions import body_of
+from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.languages.python.mutate import mutants_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Tree
@@ -34,7 +35,6 @@ from composer_replication.tasks.proofs.proof import (
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.sources.benchmarks import Benchmarks
 from composer_replication.tasks.sources.credentials import Credential
-from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.tasks.sources.source import PristineTree
 from composer_replication.tasks.store import Task, write_task
 from composer_replication.types import Deletion, TaskSpec

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from composer_replication.languages.layout import NoTestsError
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.files import write_whole
 from composer_replication.tasks.proofs.baseline import UnhealthyError
 from composer_replication.tasks.report import BuildEvent, BuildOptions
 from composer_replication.tasks.sources.fetch import without_password
-from composer_replication.tasks.sources.layout import NoTestsError
 from composer_replication.tasks.sources.source import STATE
 from composer_replication.types.errors import ComposerError
 from composer_replication.types.guarded_streams import guard_streams

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from composer_replication.languages.layout import NoTestsError, RepositoryLayout
 from composer_replication.sandbox.grading.test_files import TEST_FOLDERS, around_tests, below, is_test_file
 from composer_replication.tasks.files import tree_files
 from composer_replication.types.errors import SourceError
@@ -19,29 +19,6 @@ _NOT_PACKAGES = _NOT_TESTED | {"test", "tests", "testing", "script", "scripts", 
 _NOT_MODULES = frozenset(
     {"setup", "conftest", "noxfile", "tasks", "fabfile", "versioneer", "dodo", "pavement", "ez_setup", "hatch_build", "manage"}
 )
-
-
-class NoTestsError(SourceError):
-    """A project has no tests that pytest would find."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepositoryLayout:
-    """A project's parts, as POSIX paths relative to the root."""
-
-    packages: tuple[str, ...]
-    """Package folders and single modules whose functions may be deleted."""
-    tests: tuple[str, ...]
-    """Folders and files that pytest is given."""
-    python_path: tuple[str, ...]
-    """Folders put on `sys.path` for the tests."""
-    sources: tuple[str, ...]
-    """Every Python file of the packages that is not a test."""
-
-    imports: tuple[str, ...]
-    """The packages' dotted names as tests import them."""
-    editable: tuple[str, ...]
-    """Patterns for `TaskSpec.editable`: `FOLDER/*.py` where all its Python files are sources, single files elsewhere."""
 
 
 def guess_layout(tree: Path, *, packages: Sequence[str] = (), tests: Sequence[str] = ()) -> RepositoryLayout:
