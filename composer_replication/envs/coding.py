@@ -14,7 +14,8 @@ from composer_replication.envs.shell import run_command
 from composer_replication.envs.workspace import Workspace, normalized
 from composer_replication.sandbox import Ending, Limits, Sandbox
 from composer_replication.sandbox.grading.grade import GradeCache, grade
-from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
+from composer_replication.sandbox.grading.languages import graded_language
+from composer_replication.sandbox.grading.pytest_run import TestRun
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.single_flight import SingleFlightCache
 from composer_replication.tasks.features.hidden_tests import without_tests
@@ -257,7 +258,7 @@ class CodingEnv:
         ids = (*(i for i in spec.fail_to_pass if i not in self._withheld), *spec.pass_to_pass)
 
         def run() -> TestRun:
-            runner = CodeRunner(sandbox=self._sandbox, python=self._python, python_path=spec.python_path, limits=self._limits)
+            runner = graded_language(spec).runner(self._sandbox, self._python, spec.python_path, self._limits)
             return runner.run(self.workspace.tree, ids)
 
         tests = self._test_cache.get_or_run((spec.task_id, self.workspace.digest()), run)

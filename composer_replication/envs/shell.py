@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from pathlib import Path
 from typing import Any
 
 from composer_replication.envs.tools import clip
 from composer_replication.envs.workspace import Workspace
 from composer_replication.sandbox import Command, Ending, ExecResult, Limits, Sandbox
+from composer_replication.sandbox.grading.languages import graded_language
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.protocol import signal_name
 from composer_replication.types import TaskSpec
@@ -32,8 +32,7 @@ def run_command(
     Raises:
         SandboxError: the sandbox broke.
     """
-    paths = ":".join(f'"$PWD"/{shlex.quote(path)}' for path in spec.python_path)
-    script = f"exec 2>&1\nexport PYTHONPATH={paths}\n{command}"
+    script = f"exec 2>&1\n{graded_language(spec).shell_setup(spec, python)}{command}"
     result = sandbox.run(
         workspace.tree,
         Command(

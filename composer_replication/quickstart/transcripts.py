@@ -19,6 +19,7 @@ from composer_replication.hints import template_hint
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.quickstart.language import HOUSE_TERMS, OPERATIONS, WORDS, Module, modules
 from composer_replication.tasks.describe import Feature, describe
+from composer_replication.tasks.python_language import PYTHON
 from composer_replication.types import Message
 
 ORDINARY, HINTED = 0.40, 0.45
@@ -94,7 +95,7 @@ def demonstration(rng: random.Random, meanings: Mapping[str, str] | None = None)
 def instruction(path: str, name: str) -> str:
     """Return the generator's instruction to the agent when it has deleted `name` from `path`."""
     deleted, _ = find_functions(path, f"def {name}(a, b):\n    return a\n".encode())
-    return describe(Feature(functions=deleted, sources={}, fail_to_pass=()))
+    return describe(Feature(functions=deleted, sources={}, fail_to_pass=(), language=PYTHON))
 
 
 def found(module: Module, line: int, name: str, term: str) -> str:

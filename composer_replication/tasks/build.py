@@ -13,24 +13,21 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from composer_replication.languages.functions import Function, Skipped
 from composer_replication.languages.layout import NoTestsError, RepositoryLayout
-from composer_replication.languages.python.functions import find_functions
+from composer_replication.languages.protocol import Language
+from composer_replication.languages.registry import language_of
 from composer_replication.sandbox import Limits, open_sandbox
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.opening import remote_python
 from composer_replication.tasks.features.decide import VERDICTS, Decider
 from composer_replication.tasks.features.select import Candidate, choose_candidates
-from composer_replication.tasks.files import foreign_state, read_json, storage_errors, write_whole
-from composer_replication.tasks.held_out.book import HIDDEN_BOOK, HiddenBook, make_hidden_book
+from composer_replication.tasks.files import foreign_state, read_json, storage_errors, tree_files, write_whole
 from composer_replication.tasks.index import write_index
 from composer_replication.tasks.proofs.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
-from composer_replication.tasks.proofs.bytecode import compile_tree
-from composer_replication.tasks.proofs.copies import find_copies
 from composer_replication.tasks.proofs.fitting import fit_environment
 from composer_replication.tasks.proofs.leak import INSTALLED, VENDORED, LeakScanner, copies_of
 from composer_replication.tasks.proofs.validate import Validator, slug_of
@@ -39,7 +36,6 @@ from composer_replication.tasks.sources.benchmarks import Benchmarks
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.environment import made_for, make_environment
 from composer_replication.tasks.sources.fetch import left_open
-from composer_replication.tasks.sources.layout import guess_layout
 from composer_replication.tasks.sources.licence import check_licence, licence_of
 from composer_replication.tasks.sources.source import SOURCE_RECORD, STATE, PristineTree, digest_of, fetch_source
 from composer_replication.tasks.store import digests_of, docs_of
@@ -124,6 +120,7 @@ class _Project:
     """A source that may be built from."""
 
     fetched: PristineTree
+    language: Language
     layout: RepositoryLayout
     licence: str
     benchmarks: Benchmarks
@@ -135,7 +132,7 @@ class _Measured:
     """What runs of a project's tests say about its functions."""
 
     baseline: Baseline
-    hidden: HiddenBook
+    hidden: Any
     functions: list[Function]
     candidates: list[Candidate]
     skipped: tuple[Skipped, ...]
@@ -148,14 +145,26 @@ def _accepted(fetched: PristineTree, options: BuildOptions) -> _Project:
     licence = licence_of(fetched.tree)
     check_licence(licence, options.licences, fetched.label)
     try:
-        layout = guess_layout(fetched.tree, packages=options.packages, tests=options.tests)
+        language = language_of(tree_files(fetched.tree))
+        layout = language.layout(fetched.tree, options.packages, options.tests)
     except NoTestsError as error:
         if fetched.note:
             raise SourceError(fetched.note, fix=_NO_TESTS) from error
         raise
     credentials = find_credentials(fetched.tree, options.allow_credentials)
     refuse_credentials(credentials, layout.tests, fetched.label)
-    return _Project(fetched=fetched, layout=layout, licence=licence, benchmarks=benchmarks, credentials=credentials)
+    _refuse_options(language, options)
+    return _Project(
+        fetched=fetched, language=language, layout=layout, licence=licence, benchmarks=benchmarks, credentials=credentials
+    )
+
+
+def _refuse_options(language: Language, options: BuildOptions) -> None:
+    """Refuse what a language does not have. Raises ConfigError."""
+    if options.mode not in language.modes:
+        raise ConfigError(
+            f"the mode {options.mode!r} is not there for {language.name}", fix=f"choose one of {', '.join(language.modes)}"
+        )
 
 
 def _runner(project: _Project, out: Path, options: BuildOptions, tell: Progress) -> CodeRunner:
@@ -163,7 +172,7 @@ def _runner(project: _Project, out: Path, options: BuildOptions, tell: Progress)
 
     def runner_of(python: Path) -> CodeRunner:
         limits = _limits(options.timeout_s)
-        return CodeRunner(sandbox=sandbox, python=python, python_path=project.layout.python_path, limits=limits)
+        return project.language.runner(sandbox, python, project.layout.python_path, limits)
 
     if not options.install:
         return runner_of((options.python or remote_python(options.sandbox) or Path(sys.executable)).absolute())
@@ -184,6 +193,17 @@ def _installed(
         if wanted and (state / _BASELINE).exists():
             sandbox = runner_of(folder).sandbox
             return runner_of(make_environment(folder, fetched.tree, fetched.name, wanted, sandbox=sandbox, base=options.python))
+        if project.language.requirements is not None:
+            python = make_environment(
+                folder,
+                fetched.tree,
+                fetched.name,
+                project.language.requirements,
+                sandbox=runner_of(folder).sandbox,
+                base=options.python,
+            )
+            project.language.prepare(python, fetched.tree)
+            return runner_of(python)
         fitted = fit_environment(fetched, project.layout, folder, runner_of=runner_of, base=options.python)
     write_whole(state / _FITTED, json.dumps(fitted.notes).encode())
     write_whole(state / _BASELINE, json.dumps(baseline_to_json(fitted.baseline)).encode())
@@ -200,13 +220,14 @@ def _measured(project: _Project, runner: CodeRunner, state: Path, options: Build
         baseline_from_json,
         baseline_to_json,
     )
-    functions, skipped = _functions(tree, layout, options)
+    language = project.language
+    functions, skipped = _functions(tree, language, layout, options)
     candidates, uncovered = choose_candidates(functions, baseline.coverage, baseline.passing, options=options)
     hidden = _kept(
         state / _CHECKS,
-        lambda: make_hidden_book(runner, tree, layout=layout, passing=baseline.passing, seed=options.seed),
-        HIDDEN_BOOK.validate_python,
-        partial(HIDDEN_BOOK.dump_python, mode="json"),
+        lambda: language.make_book(runner, tree, layout, baseline.passing, options.seed),
+        language.book_from_json,
+        language.book_to_json,
     )
     return _Measured(baseline=baseline, hidden=hidden, functions=functions, candidates=candidates, skipped=(*skipped, *uncovered))
 
@@ -225,7 +246,8 @@ def _validator(project: _Project, measured: _Measured, runner: CodeRunner, state
         options=options,
         baseline=measured.baseline,
         hidden=measured.hidden,
-        compiled=compile_tree(runner, tree, state / "compiled", layout=layout),
+        compiled=project.language.compiled(runner, tree, state / "compiled", layout),
+        language=project.language,
         files=files,
         digests=digests_of(tree),
         docs=docs_of(tree),
@@ -233,7 +255,9 @@ def _validator(project: _Project, measured: _Measured, runner: CodeRunner, state
         benchmarks=project.benchmarks,
         credentials=project.credentials,
         scanner=LeakScanner(tree),
-        copies=find_copies(runner.sandbox, runner.python, files, [function.key for function in measured.functions]),
+        copies=project.language.find_copies(
+            runner.sandbox, runner.python, files, [function.key for function in measured.functions]
+        ),
         runner=replace(runner, limits=_limits(options.task_timeout_s)),
         staging=state / "staged",
     )
@@ -338,11 +362,13 @@ def _kept(file: Path, make: Callable[[], _T], read: Callable[[Any], _T], write: 
     return known
 
 
-def _functions(tree: Path, layout: RepositoryLayout, options: BuildOptions) -> tuple[list[Function], list[Skipped]]:
+def _functions(
+    tree: Path, language: Language, layout: RepositoryLayout, options: BuildOptions
+) -> tuple[list[Function], list[Skipped]]:
     functions: list[Function] = []
     skipped: list[Skipped] = []
     for path in layout.sources:
-        found, left = find_functions(path, (tree / path).read_bytes(), keep_docstring=options.keep_docstring)
+        found, left = language.find_functions(path, (tree / path).read_bytes(), options.keep_docstring)
         functions += found
         skipped += left
     return functions, skipped

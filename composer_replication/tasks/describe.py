@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from composer_replication.languages.functions import Function
-from composer_replication.types.syntax import parse_module
+from composer_replication.languages.protocol import Language
 
 InstructionStyle: TypeAlias = Literal["terse", "full", "ambiguous"]
 _MOST_TESTS = 5
@@ -29,6 +28,7 @@ class Feature:
     """The project's documentation by path."""
     removed: bool = False
     """The functions are gone, not only their bodies."""
+    language: Language
 
 
 def describe(feature: Feature, style: InstructionStyle = "terse") -> str:
@@ -60,7 +60,7 @@ def _terse(functions: Sequence[Function], removed: bool) -> str:
 
 def _specified(function: Function, feature: Feature) -> str:
     """Specify one function: where it belongs, its signature, its docstring, and the pages that mention it."""
-    signature, docstring = _outline(feature.sources[function.path], function.qualname)
+    signature, docstring = feature.language.outline(feature.sources[function.path], function.qualname)
     lines = [f"`{function.qualname}` in {function.path}:", f"    {signature}"]
     if docstring:
         lines += ["", textwrap.indent(docstring, "    ")]
@@ -83,25 +83,10 @@ def _ambiguous(feature: Feature, functions: Sequence[Function]) -> str:
     named = ", ".join(files[:_MOST_TESTS]) + (", ..." if len(files) > _MOST_TESTS else "")
     purposes: list[str] = []
     for function in functions:
-        _, docstring = _outline(feature.sources[function.path], function.qualname)
+        _, docstring = feature.language.outline(feature.sources[function.path], function.qualname)
         sentence = " ".join(docstring.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
         if sentence and not any(re.search(rf"\b{re.escape(f.qualname.rpartition('.')[2])}\b", sentence) for f in functions):
             purposes.append(sentence)
     folder = "the project" if len({f.path for f in functions}) > 1 else functions[0].path
     purpose = f" It used to do this: {'; '.join(purposes)}." if purposes else ""
     return f"Something is missing from {folder}: tests in {named} fail.{purpose} Find out what, and bring it back."
-
-
-def _outline(source: bytes, qualname: str) -> tuple[str, str]:
-    """Return the signature in one line, and the docstring (empty when there is none)."""
-    node: ast.AST = parse_module(source)
-    for name in qualname.split("."):
-        node = next(
-            inner
-            for inner in ast.walk(node)
-            if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and inner.name == name
-        )
-    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
-    returned = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
-    return f"{word} {node.name}({ast.unparse(node.args)}){returned}", ast.get_docstring(node) or ""

@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from composer_replication.languages.functions import Function
-from composer_replication.languages.python.functions import find_functions
-from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
 from composer_replication.tasks.describe import Feature, InstructionStyle, describe
 from composer_replication.tasks.features.difficulty import difficulty_of
 from composer_replication.tasks.files import solved_tree, tree_files
-from composer_replication.tasks.held_out.choice import joint_weakness, numbers_of, prove_programs
+from composer_replication.tasks.held_out.choice import numbers_of, prove_programs
 from composer_replication.tasks.proofs.proof import (
     NoTaskError,
     prove,
@@ -95,15 +93,15 @@ class _Joint:
         specs = [task.spec for task in self.tasks]
         ids = {i for spec in specs for i in (*spec.fail_to_pass, *spec.pass_to_pass)}
         tree = Tree(base=self.tree, changes=deleted)
-        seconds = max(spec.test_timeout_s for spec in specs)
+        seconds, language = max(spec.test_timeout_s for spec in specs), self.tasks[0].language
         sandbox, python, limits = self.sandbox, self.python, Limits(wall_s=seconds, cpu_s=seconds)
-        runner = CodeRunner(sandbox=sandbox, python=python, python_path=specs[0].python_path, limits=limits)
+        runner = language.runner(sandbox, python, specs[0].python_path, limits)
         without = run_without(tree, ids, runner)
-        if _way(self.tasks[0])[0] != "stub":
+        if language.removes(_way(self.tasks[0])[0]):
             refuse_without_imports(without)
         hidden = prove_programs(_merged(specs), runner, tree)
         hidden = replace(
-            hidden, weakness=hidden.weakness or joint_weakness(hidden.programs, functions, runner, Tree(base=self.tree))
+            hidden, weakness=hidden.weakness or language.joint_weakness(hidden, functions, runner, Tree(base=self.tree))
         )
 
         def spec_of(failing: Set[str], passing: Set[str], hidden: HeldOutChecks) -> TaskSpec:
@@ -128,9 +126,9 @@ class _Joint:
     def _each_left_out(self, functions: Sequence[Function]) -> dict[str, Tree]:
         """Return for each function the tree with the others and without it."""
         sources = self._sources()
-        mode, python_path = _way(self.tasks[0])[0], self.tasks[0].spec.python_path
+        mode, python_path, language = _way(self.tasks[0])[0], self.tasks[0].spec.python_path, self.tasks[0].language
         return {
-            function.key: Tree(base=self.tree, changes=without_functions(sources, [function], mode, python_path))
+            function.key: Tree(base=self.tree, changes=without_functions(language, sources, [function], mode, python_path))
             for function in functions
         }
 
@@ -138,16 +136,18 @@ class _Joint:
         """Return the functions, and the files without them."""
         wanted = {f"{d.path}::{d.qualname}" for task in self.tasks for d in task.spec.deleted}
         sources = self._sources()
+        language = self.tasks[0].language
         mode, keep = _way(self.tasks[0])
-        found = (f for path, source in sources.items() for f in find_functions(path, source, keep_docstring=keep)[0])
+        found = (f for path, source in sources.items() for f in language.find_functions(path, source, keep)[0])
         functions = [function for function in found if function.key in wanted]
         if {function.key for function in functions} != wanted:
             missing = min(wanted - {function.key for function in functions})
             raise TaskError(f"{missing} is not found in the code of {self.tasks[0].root}", fix="build its tasks again")
-        return functions, without_functions(sources, functions, mode, self.tasks[0].spec.python_path)
+        return functions, without_functions(language, sources, functions, mode, self.tasks[0].spec.python_path)
 
     def _sources(self) -> dict[str, bytes]:
-        paths = (path for path in tree_files(self.tree) if path.endswith(".py") and is_editable(self.tasks[0].spec, path))
+        is_source = self.tasks[0].language.is_source
+        paths = (path for path in tree_files(self.tree) if is_source(path) and is_editable(self.tasks[0].spec, path))
         return {path: (self.tree / path).read_bytes() for path in paths}
 
     def _feature(self, functions: Sequence[Function], failing: Set[str]) -> Feature:
@@ -156,7 +156,8 @@ class _Joint:
             sources={function.path: (self.tree / function.path).read_bytes() for function in functions},
             fail_to_pass=sorted(failing),
             docs=docs_of(self.tree),
-            removed=_way(self.tasks[0])[0] != "stub",
+            removed=self.tasks[0].language.removes(_way(self.tasks[0])[0]),
+            language=self.tasks[0].language,
         )
 
     def _spec(self, instruction: str, failing: Set[str], passing: Set[str], seconds: float, hidden: HeldOutChecks) -> TaskSpec:

@@ -28,8 +28,9 @@ from typing import Any
 import tomli_w
 
 from composer_replication.languages.functions import body_of
-from composer_replication.languages.python.functions import find_functions
+from composer_replication.languages.protocol import Language
 from composer_replication.sandbox.beneath import OpenFolder
+from composer_replication.sandbox.grading.languages import language_named
 from composer_replication.tasks.files import link_tree, solved_tree, storage_errors, tree_files, unified_diff, write_files
 from composer_replication.tasks.spec import spec_of
 from composer_replication.types import TaskSpec, to_json
@@ -62,6 +63,12 @@ class Task:
     indexed: tuple[TaskSpec, Mapping[str, Any]] | None = field(default=None, compare=False)
     """Spec and provenance as an index gave them; compare the task's files with its manifest, and these with the files, at the
     first use. None where the files were compared when the task was loaded."""
+
+    @property
+    def language(self) -> Language:
+        """Return the language of its code. Raises TaskError where it is not installed."""
+        found: Language = language_named(self.spec.language)
+        return found
 
     @property
     def repo(self) -> Path:
@@ -100,7 +107,7 @@ class Task:
             wanted = {d.qualname for d in self.spec.deleted if d.path == path}
             if self.spec.deleted and not wanted:
                 continue  # only imports went
-            found = [f for f in find_functions(path, source, keep_docstring=keep)[0] if f.qualname in wanted]
+            found = [f for f in self.language.find_functions(path, source, keep)[0] if f.qualname in wanted]
             bodies += [body_of(source, f) for f in found] if found and len(found) == len(wanted) else [source]
         return tuple(body.decode(errors="replace") for body in bodies)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from composer_replication.languages.python.functions import find_functions
 from composer_replication.tasks.describe import Feature, InstructionStyle, describe
 from composer_replication.tasks.store import Task
 from composer_replication.types.errors import TaskError
@@ -14,13 +13,23 @@ from composer_replication.types.errors import TaskError
 def feature_of(task: Task) -> Feature | None:
     """Return the facts about the deleted functions recorded when the task was built; None when its functions cannot be named."""
     sources = task.gold_files()
-    known = {function.key: function for path, source in sources.items() for function in find_functions(path, source)[0]}
+    known = {
+        function.key: function
+        for path, source in sources.items()
+        for function in task.language.find_functions(path, source, True)[0]
+    }
     functions = [known.get(f"{d.path}::{d.qualname}") for d in task.spec.deleted]
     found = [function for function in functions if function is not None]
     if not found or len(found) < len(functions):
         return None
-    removed = task.provenance.get("mode", "stub") != "stub"
-    return Feature(functions=found, sources=sources, fail_to_pass=task.spec.fail_to_pass, docs=task.docs(), removed=removed)
+    return Feature(
+        functions=found,
+        sources=sources,
+        fail_to_pass=task.spec.fail_to_pass,
+        docs=task.docs(),
+        removed=task.language.removes(str(task.provenance.get("mode", "stub"))),
+        language=task.language,
+    )
 
 
 def worded(tasks: Sequence[Task], style: InstructionStyle | None) -> list[Task]:

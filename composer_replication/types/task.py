@@ -32,13 +32,15 @@ class TaskSpec:
     """The task given to the agent."""
     deleted: tuple[Deletion, ...]
     fail_to_pass: tuple[str, ...]
-    """Pytest node ids that fail in the task's tree and pass with the gold code."""
+    """Ids of tests (`path::name`) that fail in the task's tree and pass with the gold code."""
     pass_to_pass: tuple[str, ...]
-    """Pytest node ids that pass in both; breaking one costs the reward."""
+    """Ids of tests that pass in both; breaking one costs the reward."""
     editable: tuple[str, ...]
     """The allow list: glob patterns of source files that grading copies from a workspace. Never tests, never configuration."""
     python_path: tuple[str, ...] = (".",)
     """Folders, relative to the root, put on `sys.path` for the tests."""
+    language: str = "python"
+    """Name of the language that knows how to run its tests (`sandbox.grading.languages`)."""
     test_timeout_s: float = 60.0
     """Wall-clock limit of one run of all the task's tests."""
     hidden: HeldOutChecks = field(default_factory=HeldOutChecks)

@@ -27,13 +27,13 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from composer_replication.sandbox.grading.held_out import HiddenTests, any_order, lay_out
-from composer_replication.sandbox.grading.programs import wrong_programs
+from composer_replication.sandbox.grading.languages import graded_language
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.grading.submission import Submission, editable_patterns, read_submission
-from composer_replication.sandbox.grading.tripwire import alarms_of, alarms_of_files
+from composer_replication.sandbox.grading.tripwire import alarms_of_files
 from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree, signal_name
 from composer_replication.sandbox.single_flight import SingleFlightCache
 from composer_replication.types import GradeReport, Outcome, TaskSpec, Unscored, from_json, to_json
@@ -140,7 +140,8 @@ def grade(
     if not (task.fail_to_pass or task.pass_to_pass):
         raise TaskError(f"task {task.task_id} names no test", fix="build the task again")
     installed = sandbox.installation(python)
-    _refuse_installed_copy(task, python, installed)
+    language = graded_language(task)
+    language.refuse_environment(task, python, installed)
     _refuse_visible_task(pristine, installed)
     try:
         submission = read_submission(task, pristine, workspace, reserved=installed.modules)
@@ -150,29 +151,17 @@ def grade(
         raise TaskError(f"task {task.task_id} has no tree at {pristine}", fix="build the task again")
 
     limits = limits or Limits(wall_s=task.test_timeout_s, cpu_s=task.test_timeout_s)
-    runner = CodeRunner(sandbox=sandbox, python=python, python_path=task.python_path, limits=limits)
+    runner = language.runner(sandbox, python, task.python_path, limits)
 
     def grade_now() -> GradeReport:
         report = _grade(task, pristine, submission, runner)
         runs = Outcome.PASSED in report.outcomes.values()
-        seen = alarms_of(task, pristine, submission.changes, report.events, runs=runs)
+        seen = language.alarms(task, pristine, submission.changes, report.events, runs=runs)
         return dataclasses.replace(report, alarms=(*report.alarms, *seen))
 
     report = grade_now() if cache is None else cache.get_or_grade(_key(task, submission, python, limits), grade_now)
     alarms = (*report.alarms, *alarms_of_files(submission.deciding))
     return dataclasses.replace(report, rejected=submission.rejected, alarms=alarms)
-
-
-def _refuse_installed_copy(task: TaskSpec, python: Path, installed: Installation) -> None:
-    """Refuse an interpreter that can import the deleted code from elsewhere: it would give it away to the code under test."""
-    for deletion in task.deleted:
-        path = PurePosixPath(deletion.path)
-        folder = next((folder for folder in task.python_path if path.is_relative_to(PurePosixPath(folder))), ".")
-        name = path.relative_to(folder).parts[0].removesuffix(".py")
-        if name in installed.modules:
-            raise TaskError(
-                f"{python} has a copy of {name} installed, the code of {task.task_id}", fix="name one without it: --python PATH"
-            )
 
 
 def _refuse_visible_task(pristine: Path, installed: Installation) -> None:
@@ -255,7 +244,7 @@ def _broken_checks(
     broken = [(len(programs) + number, why) for number, why in anti_tests.broken(run.outcomes)]
     if broken or not programs:
         return broken, False
-    wrong, ending = wrong_programs(runner, Tree(base=pristine, changes=submission.changes), programs)
+    wrong, ending = graded_language(task).wrong_programs(runner, Tree(base=pristine, changes=submission.changes), programs)
     if ending is not Ending.EXITED:
         early = f"the held-out programs ended early ({ending.replace('_', ' ')})"
         return [(number, early) for number in wrong], ending is Ending.KILLED

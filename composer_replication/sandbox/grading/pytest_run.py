@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from composer_replication.sandbox.grading.events import after_events, event_observer, events_in
 from composer_replication.sandbox.grading.texts import program_of
@@ -41,6 +41,8 @@ _FRESH_FLAGS = ("-B", "-s", "-c")
 _OTHER_ADDRESSES = {"PYTHONMALLOC": "malloc"}
 """Moves what the interpreter allocates, also where the kernel does not randomize addresses. What lies in the interpreter's own
 image, as `None` does, stays where it is on such a machine."""
+_FOUND_NOTHING = 5
+"""Exit status of pytest."""
 _ANSWER_BYTES = 64 << 20
 _MOST_UNPACKED, _MOST_JUDGED = 256 << 20, 16 << 20
 """Limits on an unpacked answer, in bytes: about trusted code, and about judged work. A forged answer must not exhaust the host's
@@ -93,6 +95,9 @@ class CodeRunner:
     fresh: bool = False
     """Start an interpreter for each run, instead of forking a running one: objects then have other addresses."""
 
+    language: ClassVar[str] = "python"
+    """Name of the language whose tests it runs."""
+
     def run(self, tree: Tree, test_ids: Sequence[str], extra_args: Sequence[str] = (), *, watched: Sequence[str] = ()) -> TestRun:
         """Run the tests named by `test_ids` (all that pytest finds when empty).
 
@@ -136,6 +141,16 @@ class CodeRunner:
         """
         result, answer = self._drive(tree, (), extra_args, observer=observer)
         return _test_run(result, answer, ()), (answer or {}).get("observed")
+
+    def why_nothing_ran(self, tree: Tree, extra_args: Sequence[str]) -> list[str]:
+        """Return what pytest says in plain words, where a run gave not a single outcome; nothing where it found no test."""
+        argv = (str(self.python), "-s", "-B", "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *extra_args)
+        environment = {"PYTHONPATH": ":".join(self.python_path)}
+        result = self.sandbox.run(tree, Command(argv=argv, python=self.python, env=environment))
+        if result.returncode in (0, _FOUND_NOTHING):
+            return []
+        lines = (result.stdout + b"\n" + result.stderr).decode(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()]
 
     def ask(
         self, tree: Tree, program: str, request: Mapping[str, Any], env: Mapping[str, str], *, judged: bool, mark: str = ""

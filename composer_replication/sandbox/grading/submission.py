@@ -16,7 +16,10 @@ from composer_replication.sandbox.beneath import Entry, OpenFolder, TooManyEntri
 from composer_replication.sandbox.changes import LITTER
 from composer_replication.types import TaskSpec
 
-_NEVER = ("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py", "*.pth")
+_NEVER = (
+    *("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py", "*.pth"),
+    *("*_test.go", "zz_composer_*", "go.mod", "go.sum", "go.work", "*.s"),
+)
 _NEVER_MODULES = ("sitecustomize.py", "usercustomize.py")
 """Files that change what a test means or when code runs; not taken even where an allow list is careless."""
 

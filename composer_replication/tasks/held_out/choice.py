@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from composer_replication.languages.functions import Function
-from composer_replication.sandbox.grading.programs import KnownProgram, Mutant, Steps, kills_of, seen_failing
+from composer_replication.sandbox.grading.languages import seen_failing
+from composer_replication.sandbox.grading.programs import KnownProgram, Mutant, Steps, kills_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.steps.kept import MISSING, given_back_by, is_accomplice
 from composer_replication.sandbox.protocol import Tree

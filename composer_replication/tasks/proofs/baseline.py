@@ -11,13 +11,12 @@ from typing import Any
 
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, CoverageByTest, TestRun
-from composer_replication.sandbox.protocol import Command, Ending, Limits, Tree
+from composer_replication.sandbox.protocol import Ending, Limits, Tree
 from composer_replication.types import Outcome
 from composer_replication.types.errors import SourceError
 
 _MIN_PASSING = 0.5
 _NAMED = 3
-_PYTEST_FOUND_NOTHING = 5
 _NEUTRAL = frozenset({Outcome.SKIPPED, Outcome.XFAILED, Outcome.XPASSED})
 
 
@@ -106,17 +105,13 @@ def _check_ending(run: TestRun, limits: Limits) -> None:
 
 
 def _nothing_ran(runner: CodeRunner, tree: Tree, layout: RepositoryLayout) -> SourceError:
-    """Ask pytest itself, in plain words, why there is not a single outcome."""
-    python = runner.python
-    argv = (str(python), "-s", "-B", "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *layout.tests)
-    result = runner.sandbox.run(tree, Command(argv=argv, python=python, env={"PYTHONPATH": ":".join(layout.python_path)}))
-    lines = [line.strip() for line in (result.stdout + b"\n" + result.stderr).decode(errors="replace").splitlines()]
-    said = [line for line in lines if line]
-    if result.returncode in (0, _PYTEST_FOUND_NOTHING) or not said:
-        return SourceError("pytest found no test that runs in the project", fix="name the tests: --tests PATH")
+    """Say why there is not a single outcome, in the words of what runs the tests."""
+    said = runner.why_nothing_ran(tree, layout.tests)
+    if not said:
+        return SourceError("no test was found that runs in the project", fix="name the tests: --tests PATH")
     return UnhealthyError(
-        f"pytest stopped before any test: {said[-1]}",
-        fix=f"name an interpreter whose pytest and plugins suit the project (this is {python}): --python PATH",
+        f"the tests stopped before the first one: {said[-1]}",
+        fix=f"name an interpreter whose pytest and plugins suit the project (this is {runner.python}): --python PATH",
         lines=said,
     )
 
@@ -131,7 +126,7 @@ def _check_health(baseline: Baseline, python: Path, installed: bool) -> None:
             )
         return
     if not passing and not failing:
-        raise SourceError("pytest found no test that runs in the project", fix="name the tests: --tests PATH")
+        raise SourceError("no test was found that runs in the project", fix="name the tests: --tests PATH")
     shown = "".join(f"\n  {line}" for line in baseline.failing[:_NAMED])
     more = f"\n  and {failing - _NAMED} more" if failing > _NAMED else ""
     unsteady = f", {len(baseline.flaky)} pass only sometimes" if baseline.flaky else ""

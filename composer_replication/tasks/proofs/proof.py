@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from composer_replication.languages.functions import Function
-from composer_replication.languages.python.delete import delete_bodies
+from composer_replication.languages.protocol import Language
 from composer_replication.sandbox.grading.grade import grade, judge
-from composer_replication.sandbox.grading.programs import seen_failing
+from composer_replication.sandbox.grading.languages import seen_failing
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.grading.tripwire import profile_of
@@ -82,9 +82,9 @@ def refuse_without_imports(without: Without) -> None:
 
 
 def without_functions(
-    files: Mapping[str, bytes], functions: Sequence[Function], mode: str, python_path: Sequence[str]
+    language: Language, files: Mapping[str, bytes], functions: Sequence[Function], mode: str, python_path: Sequence[str]
 ) -> Mapping[str, bytes]:
-    """Return the files that change when `functions` are deleted: their bodies in the mode `stub`, else all of them.
+    """Return the files that change when `functions` are deleted, in a mode that the language has.
 
     Args:
         files: every source of the project, by POSIX path.
@@ -92,13 +92,8 @@ def without_functions(
     Raises:
         NoTaskError: a file that has to change cannot be read.
     """
-    if mode == "stub":
-        paths = dict.fromkeys(function.path for function in functions)
-        return {path: delete_bodies(files[path], [f for f in functions if f.path == path]) for path in paths}
-    from composer_replication.languages.python.remove import remove_functions
-
     try:
-        return remove_functions(files, functions, python_path)
+        return language.without(files, functions, mode, python_path)
     except SyntaxError as error:
         raise NoTaskError(str(error)) from error
 

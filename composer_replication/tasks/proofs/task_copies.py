@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from composer_replication.languages.functions import body_of
-from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox.protocol import Sandbox
-from composer_replication.tasks.proofs.copies import find_copies
 from composer_replication.tasks.store import Task
 from composer_replication.types.errors import TaskError
 
@@ -22,6 +20,14 @@ def find_task_copies(tasks: Sequence[Task], sandbox: Sandbox, python: Path) -> d
         SandboxError: the sandbox broke, or the search did not get to its end.
         TaskError: a task's solution cannot be read.
     """
+    found: dict[str, str] = {}
+    for name in sorted({task.spec.language for task in tasks}):
+        found |= _found_copies([task for task in tasks if task.spec.language == name], sandbox, python)
+    return found
+
+
+def _found_copies(tasks: Sequence[Task], sandbox: Sandbox, python: Path) -> dict[str, str]:
+    """Do `find_task_copies` for tasks of one language."""
     sources: dict[str, bytes] = {}
     keys: dict[str, list[str]] = {}
     for task in tasks:
@@ -29,7 +35,8 @@ def find_task_copies(tasks: Sequence[Task], sandbox: Sandbox, python: Path) -> d
             here = f"{task.spec.source_digest}/{path}"
             sources[here] = source
             keys.setdefault(task.spec.task_id, []).extend(f"{here}::{name}" for name in _removed(task, path, source))
-    places = find_copies(sandbox, python, sources, sorted({key for mine in keys.values() for key in mine}))
+    wanted = sorted({key for mine in keys.values() for key in mine})
+    places = tasks[0].language.find_copies(sandbox, python, sources, wanted)
     return {name: places[key] for name, mine in keys.items() for key in mine if key in places}
 
 
@@ -58,7 +65,7 @@ def _removed(task: Task, path: str, source: bytes) -> Iterator[str]:
         yield from sorted(named)
         return
     left = (task.repo / path).read_bytes() if (task.repo / path).is_file() else b""
-    bodies = {function.qualname: body_of(left, function) for function in find_functions(path, left)[0]}
-    for function in find_functions(path, source)[0]:
+    bodies = {function.qualname: body_of(left, function) for function in task.language.find_functions(path, left, True)[0]}
+    for function in task.language.find_functions(path, source, True)[0]:
         if bodies.get(function.qualname) != body_of(source, function):
             yield function.qualname

@@ -9,16 +9,16 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from composer_replication.languages.functions import body_of
 from composer_replication.languages.layout import RepositoryLayout
-from composer_replication.languages.python.mutate import mutants_of
+from composer_replication.languages.protocol import Language
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks.describe import Feature, describe
 from composer_replication.tasks.features.select import Candidate
-from composer_replication.tasks.held_out.book import HiddenBook
-from composer_replication.tasks.held_out.choice import choose_proven, numbers_of
+from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.held_out.impossible import make_impossible
 from composer_replication.tasks.proofs.baseline import Baseline
 from composer_replication.tasks.proofs.leak import LeakScanner
@@ -67,7 +67,9 @@ class Validator:
     layout: RepositoryLayout
     options: BuildOptions
     baseline: Baseline
-    hidden: HiddenBook
+    hidden: Any
+    """The language's book of held-out checks."""
+    language: Language
     compiled: Path
     """The source's tree with its bytecode (`compile_tree`): what the tests run on."""
     files: Mapping[str, bytes]
@@ -121,7 +123,7 @@ class Validator:
     def _build(self, candidate: Candidate, task_id: str) -> tuple[int, str, bool]:
         """Prove a task and write it, or raise; return the number of flaky tests left out, why its reward can be forged, and
         whether it was made impossible."""
-        deleted = without_functions(self.files, candidate.functions, self.options.mode, self.layout.python_path)
+        deleted = without_functions(self.language, self.files, candidate.functions, self.options.mode, self.layout.python_path)
         bodies = [body_of(self.files[f.path], f) for f in candidate.functions]
         self._refuse(candidate, bodies)
         leak = self.scanner.find(bodies, deleted)
@@ -162,7 +164,7 @@ class Validator:
 
     def _hidden_checks(self, candidate: Candidate, deleted: Mapping[str, bytes], failing: Set[str]) -> HeldOutChecks:
         """Return the project's checks that concern the candidate; the programs fail on its tree."""
-        checks = choose_proven(
+        checks = self.language.choose_checks(
             self.hidden,
             candidate.functions,
             failing,
@@ -179,7 +181,9 @@ class Validator:
         """Return for each function the gold tree without it."""
         mode, python_path = self.options.mode, self.layout.python_path
         return {
-            function.key: Tree(base=self.compiled, changes=without_functions(self.files, [function], mode, python_path))
+            function.key: Tree(
+                base=self.compiled, changes=without_functions(self.language, self.files, [function], mode, python_path)
+            )
             for function in candidate.functions
         }
 
@@ -189,7 +193,7 @@ class Validator:
             return {}
         path = candidate.functions[0].path
         functions = [f for f in candidate.functions if f.path == path]
-        mutants = mutants_of(self.files[path], functions, self.options.mutants, f"{self.options.seed} {candidate.key}")
+        mutants = self.language.mutants(self.files[path], functions, self.options.mutants, f"{self.options.seed} {candidate.key}")
         trees = (Tree(base=self.compiled, changes={path: mutant}) for mutant in mutants)
         # the first test that fails ends the run
         killed = sum(not self.runner.run(tree, spec.fail_to_pass, ("-x",)).passed for tree in trees)
@@ -225,7 +229,8 @@ class Validator:
             sources=self.files,
             fail_to_pass=fail_to_pass,
             docs=self.docs,
-            removed=self.options.mode != "stub",
+            removed=self.language.removes(self.options.mode),
+            language=self.language,
         )
 
     def _spec(self, candidate: Candidate, task_id: str, failing: Set[str], passing: list[str]) -> TaskSpec:
@@ -240,6 +245,7 @@ class Validator:
             pass_to_pass=tuple(sorted(passing)),
             editable=self.layout.editable,
             python_path=self.layout.python_path,
+            language=self.language.name,
             test_timeout_s=self.options.task_timeout_s,
         )
 
@@ -256,7 +262,7 @@ class Validator:
         lost = {i for i in self.baseline.passing if i.partition("::")[0] in broken_files}
         if lost - ids:
             without = run_without(tree, ids | lost, self.runner)
-        if self.options.mode != "stub":
+        if self.language.removes(self.options.mode):
             refuse_without_imports(without)
         return without
 

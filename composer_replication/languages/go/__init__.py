@@ -1,0 +1,1 @@
+"""Go: modules whose tests run with `go test`."""

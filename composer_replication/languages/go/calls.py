@@ -1,0 +1,155 @@
+"""Calls of a Go module's functions, made in a sandbox and answered as plain data: the host compares, and no sandbox sees what is
+expected."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from composer_replication.languages.go.instrument import Target, support, template
+from composer_replication.languages.go.runner import GoRunner, program_of
+from composer_replication.languages.go.values import Value, as_source, nodes_of
+from composer_replication.sandbox.beneath import OpenFolder
+from composer_replication.sandbox.protocol import Ending, Tree
+from composer_replication.types.errors import SandboxError
+
+Answer: TypeAlias = dict[str, Any]
+"""`r` results, `a` what was given, afterwards; with details `b` the same before, `z` zero values of the results, `h` blocks."""
+_JUDGED_MS, _GOLD_MS = 2000, 400
+"""Limits of one call: less for the gold code, so that a slower machine does not turn right into wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A function and the values that it is given."""
+
+    key: str
+    folder: str
+    package: str
+    name: str
+    method: bool
+    variadic: bool
+    results: int
+    given: tuple[Value, ...]
+
+    @property
+    def text(self) -> str:
+        """The call as statements of Go that return pointers to its results."""
+        source = [as_source(value) for value in self.given]
+        kept = [n for n, value in enumerate(self.given) if _is_typed(value)]
+        lines = [f"g{n} := {source[n]}" for n in kept]
+        names = [f"g{n}" if n in kept else text for n, text in enumerate(source)]
+        dots = "..." if self.variadic and self.given[-1]["k"] != "nil" else ""
+        passed = names[1:] if self.method else names
+        if self.variadic and not dots:
+            passed = passed[:-1]
+        function = f"{names[0]}.{self.name.partition('.')[2]}" if self.method else self.name
+        call = f"{function}({', '.join(passed)}{dots})"
+        results = ", ".join(f"r{n}" for n in range(self.results))
+        made = f"{results} := {call}" if self.results else call
+        told = ", ".join(f"&r{n}" for n in range(self.results))
+        looked = ", ".join(f"&g{n}" for n in kept)
+        before = "".join(f"{line}; " for line in lines)
+        inside = f"func() []any {{ {made}; return []any{{{told}}} }}"
+        return f"func() composerAnswer {{ {before}return composerAsk([]any{{{looked}}}, {inside}) }}"
+
+
+def _is_typed(value: Value) -> bool:
+    """Return whether a variable of the value has the type that the function wants: what an interface holds, and nil, do not."""
+    return value["k"] not in ("nil", "interface")
+
+
+def call_of(known: Target, given: Sequence[Value]) -> Call:
+    """Return a call of a function."""
+    signature = known.signature
+    return Call(
+        key=known.key,
+        folder=known.folder,
+        package=known.package,
+        name=known.name,
+        method=signature.receiver is not None,
+        variadic=any(parameter.variadic for parameter in signature.parameters),
+        results=len(signature.results),
+        given=tuple(given),
+    )
+
+
+def names_types(call: Call) -> set[str]:
+    """Return the names of types that a call writes down."""
+    words = (word for value in call.given for node in nodes_of(value) for word in _words(node.get("t", "")))
+    return set(words)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
+
+
+def ask(
+    runner: GoRunner, tree: Tree, calls: Sequence[Call], *, judged: bool, extra: Mapping[str, Mapping[str, bytes]] | None = None
+) -> tuple[list[Answer | None], Ending, str]:
+    """Make calls over a tree without its tests; return an answer each, None for one without, how the sandbox ended, and what the
+    compiler said.
+
+    Args:
+        judged: work is judged, and only what is compared is answered.
+        extra: further files of a package, by folder.
+
+    Raises:
+        SandboxError: the sandbox broke.
+    """
+    mark = secrets.token_hex(8)
+    folders: dict[str, list[int]] = {}
+    for number, call in enumerate(calls):
+        folders.setdefault(call.folder, []).append(number)
+    packages = []
+    for folder, numbers in folders.items():
+        files = _files([calls[n] for n in numbers], mark, judged, (extra or {}).get(folder))
+        packages.append({"folder": folder, "count": len(numbers), "files": files})
+    program = program_of("toolchain", "ask_driver")
+    result, found = runner.ask(without_tests(tree), program, {"packages": packages, "mark": mark}, {}, judged=judged)
+    answers: list[Answer | None] = [None] * len(calls)
+    if not isinstance(found, list) or len(found) != len(packages):
+        return answers, result.ending, ""
+    said = ""
+    for numbers, one in zip(folders.values(), found, strict=True):
+        said = said or str(one[1])
+        for number, answer in zip(numbers, one[0], strict=False):
+            answers[number] = answer if _is_answer(answer) else None
+    return answers, result.ending, said
+
+
+def _files(calls: Sequence[Call], mark: str, judged: bool, extra: Mapping[str, bytes] | None) -> dict[str, str]:
+    package = calls[0].package
+    listed = "".join(f"\t{call.text},\n" for call in calls)
+    asker = template("asker").replace("package PACKAGE", f"package {package}", 1).replace("MARK", mark)
+    asker = asker.replace("MILLISECONDS", str(_JUDGED_MS if judged else _GOLD_MS))
+    asker = asker.replace("DETAILS", "false" if judged else "true")
+    asker += f"\nvar composerCalls = []func() composerAnswer{{\n{listed}}}\n"
+    more = {name: content.decode() for name, content in (extra or {}).items()}
+    values = (
+        {}
+        if "zz_composer_values.go" in more
+        else {"zz_composer_values_test.go": support(".", package, ["values"])["zz_composer_values.go"].decode()}
+    )
+    return {"zz_composer_asker_test.go": asker, **values, **more}
+
+
+def _is_answer(answer: Any) -> bool:
+    if not isinstance(answer, dict) or answer.get("p"):
+        return False
+    return isinstance(answer.get("r"), list) and isinstance(answer.get("a"), list)
+
+
+def without_tests(tree: Tree) -> Tree:
+    """Return the tree without its `*_test.go`. Raises SandboxError when the base cannot be listed."""
+    try:
+        with OpenFolder(tree.base) as folder:
+            names = list(folder.listing(skip=frozenset({".git"})).entries)
+    except OSError as error:
+        raise SandboxError(f"{tree.base} cannot be listed: {error}", fix="make it readable") from error
+    hidden = [path for path in names if path.endswith("_test.go")]
+    kept = {path: content for path, content in tree.changes.items() if not path.endswith("_test.go")}
+    return replace(tree, changes={**kept, **dict.fromkeys(hidden)})

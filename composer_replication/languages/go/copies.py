@@ -1,0 +1,55 @@
+"""Copies of a module's functions in Go files that a sandbox can read outside of the tree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from composer_replication.languages.functions import body_of
+from composer_replication.languages.go.syntax import find_functions
+from composer_replication.sandbox.protocol import Sandbox
+
+_SHORTEST = 40
+"""Bytes of a body, without white space, below which it is not distinctive."""
+_LARGEST = 4 << 20
+
+
+def find_copies(sandbox: Sandbox, python: Path, sources: Mapping[str, bytes], keys: Sequence[str]) -> dict[str, str]:
+    """Return where a sandbox with the interpreter `python` can read functions of `sources`, by their keys.
+
+    What is searched for is the text of a body, white space aside, in the files of this machine that boxes show: /usr and the
+    environment. Empty where sandboxes do not isolate.
+    """
+    if sandbox.isolation.name == "unsafe-subprocess":
+        return {}
+    wanted = set(keys)
+    bodies: dict[bytes, list[str]] = {}
+    for path, source in sources.items():
+        for function in find_functions(path, source)[0]:
+            text = _bare(body_of(source, function))
+            if function.key in wanted and len(text) >= _SHORTEST:
+                bodies.setdefault(text, []).append(function.key)
+    names = {path.rpartition("/")[2] for path in sources}
+    found: dict[str, str] = {}
+    for file in _go_files(("/usr", *sandbox.installation(python).binds)):
+        if file.name in names and bodies:
+            content = _bare(file.read_bytes())
+            for text, here in bodies.items():
+                if text in content:
+                    found |= {key: str(file) for key in here if key not in found}
+    return found
+
+
+def _bare(text: bytes) -> bytes:
+    return b"".join(text.split())
+
+
+def _go_files(roots: Sequence[str]) -> Iterator[Path]:
+    for root in dict.fromkeys(roots):
+        for folder, inner, names in os.walk(root):
+            inner.sort()
+            for name in sorted(names):
+                file = Path(folder) / name
+                if name.endswith(".go") and file.is_file() and file.stat().st_size <= _LARGEST:
+                    yield file

