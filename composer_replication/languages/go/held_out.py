@@ -22,6 +22,7 @@ from composer_replication.languages.go.instrument import Target, callables_of, i
 from composer_replication.languages.go.runner import GoRunner
 from composer_replication.languages.go.values import Value, differs, is_value, varied
 from composer_replication.sandbox.protocol import Ending, Tree
+from composer_replication.types.errors import TaskError
 from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
 
 _ORIGINALS, _VARIATIONS = 24, 36
@@ -202,7 +203,7 @@ def trivial_bodies(calls: Sequence[HeldOutCall]) -> dict[str, Callable[[Answer],
         bodies |= {f"part {inner} of argument {at}": partial(_inside, at=at, inner=inner) for inner in range(_PARTS)}
     constants = Counter(json.dumps(one.answer["r"], sort_keys=True) for one in calls)
     for text, _ in constants.most_common(_CONSTANTS):
-        bodies[f"the constant {text[:60]}"] = partial(_constant, text=text)
+        bodies[f"constant {len(bodies)}"] = partial(_constant, text=text)
     return bodies
 
 
@@ -271,7 +272,18 @@ def wrong_calls(runner: GoRunner, tree: Tree, programs: Sequence[HeldOutProgram]
 
 
 def _call_again(program: HeldOutProgram) -> Call:
-    step = json.loads(program.steps)[0][1]
-    if not all(map(is_value, step["given"])):
-        raise ValueError("a held-out call is not one")
-    return Call(**{**step, "given": tuple(step["given"])})
+    """Read a call of a task that anybody may have written. Raises TaskError."""
+    try:
+        step = json.loads(program.steps)[0][1]
+        call = Call(**{**step, "given": tuple(step["given"])})
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise TaskError("a held-out call of the task cannot be read", fix="build the task again") from error
+    names = (call.package, *call.name.split("."))
+    if not all(map(is_value, call.given)) or not all(name.isidentifier() for name in names) or not is_inside(call.folder):
+        raise TaskError("a held-out call of the task is not a call", fix="build the task again")
+    return call
+
+
+def is_inside(folder: str) -> bool:
+    """Return whether a folder lies in the tree."""
+    return folder == "." or (not folder.startswith("/") and ".." not in folder.split("/") and bool(folder))

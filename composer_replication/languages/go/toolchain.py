@@ -69,7 +69,7 @@ def go(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 def compiler_said(said: subprocess.CompletedProcess[bytes]) -> str:
     """Return the compiler's first complaint in one line."""
     lines = [line.strip() for line in (said.stderr + said.stdout).decode(errors="replace").splitlines() if line.strip()]
-    return next((line for line in lines if not line.startswith("#")), f"exit status {said.returncode}")[:500]
+    return next((line for line in lines if not line.startswith("#")), f"exit status {said.returncode}").removeprefix("./")[:500]
 
 
 def last_line(said: subprocess.CompletedProcess[bytes]) -> str:

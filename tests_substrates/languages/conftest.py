@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from go_project import PYTHON, write
+
+from composer_replication.languages.go.language import GO
+from composer_replication.languages.go.runner import GoRunner
+from composer_replication.sandbox import Sandbox, open_sandbox
+from composer_replication.sandbox.protocol import Limits
+from composer_replication.tasks import BuildOptions, Task, build_tasks, load_tasks
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Sandbox:
+    return open_sandbox()
+
+
+@pytest.fixture(scope="session")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = write(tmp_path_factory.mktemp("ledger"))
+    GO.prepare(PYTHON, root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def runner(sandbox: Sandbox, module: Path) -> GoRunner:
+    return GoRunner(sandbox=sandbox, python=PYTHON, limits=Limits(wall_s=300, cpu_s=300))
+
+
+@pytest.fixture(scope="session")
+def tasks(module: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
+    """All tasks of the module, by the name of the function."""
+    out = tmp_path_factory.mktemp("tasks")
+    build_tasks(str(module), out, BuildOptions(python=PYTHON, timeout_s=300, forgeable=True))
+    return {task.spec.deleted[0].qualname: task for task in load_tasks(out)}
