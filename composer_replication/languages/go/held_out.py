@@ -188,7 +188,10 @@ def _chosen(calls: list[HeldOutCall], rng: random.Random) -> tuple[list[HeldOutC
 
 
 def _answer_text(answer: Answer) -> str:
-    return json.dumps([answer["r"], answer["a"]], sort_keys=True)
+    """Return results, and what was given where the call changed it."""
+    before = answer.get("b") or []
+    changed = [after for after, was in zip(answer["a"], before, strict=False) if differs(after, was)]
+    return json.dumps([answer["r"], changed], sort_keys=True)
 
 
 def trivial_bodies(calls: Sequence[HeldOutCall]) -> dict[str, Callable[[Answer], Sequence[Any] | None]]:
