@@ -11,7 +11,8 @@ from composer_replication.cli.support.options import SandboxOption, wide_console
 from composer_replication.cli.support.task_table import task_table
 from composer_replication.observe.console import echo
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.exchange import export_harbor, export_swebench, import_harbor
+from composer_replication.tasks.exchange import export_harbor, export_images, export_swebench, import_harbor
+from composer_replication.tasks.exchange.images import REPOSITORY
 from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.interpreters import build_python, interpreters_of
 from composer_replication.types.errors import ConfigError, TaskError
@@ -20,17 +21,25 @@ from composer_replication.types.errors import ConfigError, TaskError
 def export_tasks(
     tasks: Annotated[Path, typer.Argument(help="Folder of tasks or set of tasks, as `composer tasks build` writes it.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Output folder; tasks of the same name are replaced.")],
-    format: Annotated[Literal["harbor", "swebench"], typer.Option(help="Harbor directories, or SWE-bench rows.")] = "harbor",  # noqa: A002 (the option's name)
-    python: Annotated[Path | None, typer.Option(help="Interpreter whose versions a Harbor image gets.")] = None,
+    format: Annotated[  # noqa: A002 (the option's name)
+        Literal["harbor", "swebench", "docker"],
+        typer.Option(help="Harbor directories, SWE-bench rows, or a Dockerfile for each build."),
+    ] = "harbor",
+    python: Annotated[Path | None, typer.Option(help="Interpreter whose versions an image gets.")] = None,
 ) -> None:
-    """Write tasks as Harbor directories, graded without network, or as SWE-bench rows with a git bundle each."""
+    """Write tasks as Harbor directories, graded without network, or as SWE-bench rows with a git bundle each; or write only the
+    Dockerfiles of images that hold what their tests need."""
     _refuse_overlap(tasks, out)
     found = load_tasks(tasks)
-    if format == "harbor":
+    if format != "swebench":
         pythons = interpreters_of(found, python)
         placed = [task for task in found if task.spec.task_id in pythons]
-        export_harbor(placed, out, pythons=pythons)
-        echo(f"{len(placed)} Harbor tasks in {out}")
+        if format == "harbor":
+            export_harbor(placed, out, pythons=pythons)
+            echo(f"{len(placed)} Harbor tasks in {out}")
+        else:
+            for folder in export_images(placed, out, pythons=pythons):
+                echo(f"docker build --tag {REPOSITORY}/{folder.name} {folder}")
     else:
         rows = export_swebench(found, out)
         impossible = sum(task.spec.impossible for task in found)

@@ -55,10 +55,15 @@ def pins_of(spec: TaskSpec, tree: Path, python: Path) -> Pins:
     return _asked(python, ("pytest", *sorted(names)))
 
 
+def python_version(python: Path) -> str:
+    """Return the version of `python`, major and minor. Raises as `pins_of`."""
+    return _asked(python, ()).python
+
+
 @lru_cache(maxsize=256)
 def _asked(python: Path, names: tuple[str, ...]) -> Pins:
     version, installed = ask(str(python), _QUESTION, json.dumps(names))
-    return Pins(version, tuple(_exact(python, *one.split("==", 1)) for one in installed))
+    return Pins(version, tuple(sorted(_exact(python, *one.split("==", 1)) for one in installed)))
 
 
 def _exact(python: Path, name: str, version: str) -> str:
