@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.report import BuildOptions
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 ROOT = Path(__file__).resolve().parents[2]
