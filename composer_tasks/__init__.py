@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from composer_replication.integrations.verifiers import CodingTasksEnv, CodingTaskset
+from composer_replication.integrations.verifiers import CodingTaskset, CodingTasksetEnv
 
-__all__ = ["CodingTasksEnv", "CodingTaskset"]
+__all__ = ["CodingTaskset", "CodingTasksetEnv"]

@@ -210,7 +210,7 @@ class CodingTaskset(vf.Taskset[CodingTask, CodingTasksetConfig]):
         return image_named(template, build=build_name(task.root.parent), python=version)
 
 
-class CodingTasksEnv(vf.SingleAgentEnv):
+class CodingTasksetEnv(vf.SingleAgentEnv):
     """One agent on the tasks of a folder; verifiers' default for the taskset, as `composer_tasks` exports it.
 
     In a container the agent has no network, and an image of the interpreter's version, unless the taskset says otherwise.
