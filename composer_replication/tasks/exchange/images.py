@@ -57,24 +57,29 @@ def export_images(tasks: Sequence[Task], out: Path, *, pythons: Mapping[str, Pat
         TaskError: two builds are called alike, a task is damaged, or its interpreter does not run.
         StorageError: `out` cannot be written.
     """
-    builds: dict[str, dict[Path, list[Pins]]] = {}
-    for task in tasks:
-        folder = task.root.resolve().parent
-        pins = pins_of(task.spec, task.repo, pythons[task.spec.task_id])
-        builds.setdefault(build_name(folder), {}).setdefault(folder, []).append(pins)
-    for name, folders in builds.items():
-        if len(folders) > 1:
-            both = " and ".join(str(folder) for folder in list(folders)[:2])
-            raise TaskError(f"the images of {both} would both be called {name}", fix="rename one of the folders")
     written = []
-    for name, folders in builds.items():
+    for name, members in by_build(tasks).items():
         root = out / name
+        pins = [pins_of(task.spec, task.repo, pythons[task.spec.task_id]) for task in members]
         with storage_errors(out):
             shutil.rmtree(root, ignore_errors=True)
             root.mkdir(parents=True)
-            (root / "Dockerfile").write_text(dockerfile(joined(*folders.values())), "utf-8")
+            (root / "Dockerfile").write_text(dockerfile(joined(pins)), "utf-8")
         written.append(root)
     return written
+
+
+def by_build(tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    """Return tasks by the name of their build (`build_name`), in their order. Raises TaskError where two builds have one name."""
+    found: dict[str, list[Task]] = {}
+    folders: dict[str, Path] = {}
+    for task in tasks:
+        folder = task.root.resolve().parent
+        name = build_name(folder)
+        if folders.setdefault(name, folder) != folder:
+            raise TaskError(f"{folders[name]} and {folder} would both be called {name}", fix="rename one of the folders")
+        found.setdefault(name, []).append(task)
+    return found
 
 
 def joined(pins: Sequence[Pins]) -> Pins:
