@@ -290,6 +290,35 @@ def test_in_a_container_the_network_is_closed_and_the_image_is_the_interpreters(
     assert not resolved.permits("https", "pypi.org", 443)
 
 
+def test_its_own_command_asks_the_engine_for_such_a_container(folder, tmp_path):
+    """An engine that writes down what it is asked for, and starts nothing."""
+    log = tmp_path / "log"
+    program(tmp_path / "bin", "docker", f'echo "$@" >> {log}\n[ "$1" != run ]')
+    command = [
+        *(
+            COMMANDS / "vf-eval",
+            "composer_tasks",
+            "-m",
+            "local",
+            "-n",
+            "1",
+            "-r",
+            "1",
+            "--no-push",
+            "--no-rich",
+            "--output-dir",
+            tmp_path,
+        ),
+        *("--env.taskset.tasks", folder, "--env.agent.harness.id", "bash", "--env.agent.runtime.type", "docker"),
+        *("--client.base-url", "http://127.0.0.1:9/v1", "--client.api-key-var", "LOCAL_API_KEY"),
+    ]
+    environment = {**os.environ, "LOCAL_API_KEY": "none", "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    subprocess.run([str(word) for word in command], env=environment, capture_output=True, cwd=tmp_path)
+    (asked,) = {line for line in log.read_text().splitlines() if line.startswith("run ")}
+    assert {"NET_ADMIN", "NET_RAW", "no-new-privileges"} <= set(asked.split())  # what verifiers asks for to close the network
+    assert asked.endswith(f" python:{HERE}-slim infinity")
+
+
 def test_the_network_is_opened_and_another_image_named_on_request(folder):
     task, resolved = first_task(folder, vf.DockerConfig(), network="open", image="registry.local/{build}:py{python}")
     assert (resolved.allow, resolved.network_restricted) == (["*"], False)
