@@ -19,7 +19,7 @@ from rich.text import Text
 from composer_replication.cli.diloco_cmd import app as diloco_app
 from composer_replication.cli.doctor_cmd import doctor
 from composer_replication.cli.eval_cmd import evaluate
-from composer_replication.cli.exchange_cmd import export_tasks, import_tasks
+from composer_replication.cli.exchange_cmd import export_tasks, import_tasks, pull_tasks, push_tasks
 from composer_replication.cli.grade_cmd import grade
 from composer_replication.cli.hints_cmd import app as hints_app
 from composer_replication.cli.pairs_cmd import app as pairs_app
@@ -78,6 +78,8 @@ def _top(
 app.command()(quickstart)
 tasks_app.command("export")(export_tasks)
 tasks_app.command("import")(import_tasks)
+tasks_app.command("push")(push_tasks)
+tasks_app.command("pull")(pull_tasks)
 app.add_typer(tasks_app, name="tasks")
 app.command()(grade)
 app.command()(rollout)

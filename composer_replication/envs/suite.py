@@ -59,12 +59,16 @@ class TaskSuite:
             raise ConfigError(f"there is no task {task_id}", fix=one_of(task_id, self._by_id))
         return self._by_id[task_id]
 
+    def python(self, task: Task) -> Path:
+        """Return the interpreter that runs the tests of one of the tasks."""
+        return self._pythons[task.spec.task_id]
+
     def env(self, task: Task, *, toolset: Toolset | None = None, limits: Limits | None = None) -> CodingEnv:
         """Make a fresh environment over one of the tasks, by default with the suite's tools and the task's own limits."""
         return CodingEnv(
             task,
             sandbox=self.sandbox,
-            python=self._pythons[task.spec.task_id],
+            python=self.python(task),
             limits=limits,
             grade_cache=self._grades,
             test_cache=self._tests,
@@ -73,8 +77,7 @@ class TaskSuite:
 
     def grade(self, task: Task, changes: Mapping[str, bytes | None]) -> GradeReport:
         """Grade changes to the tree of one of the tasks, by path; None for a deleted file."""
-        python = self._pythons[task.spec.task_id]
-        return grade(task.spec, task.repo, changes, sandbox=self.sandbox, python=python)
+        return grade(task.spec, task.repo, changes, sandbox=self.sandbox, python=self.python(task))
 
 
 def shared_suite(

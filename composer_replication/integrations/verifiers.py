@@ -3,7 +3,8 @@
 The tree of the task is put into the runtime's working directory, the harness runs its agent there, and the tree that is found
 afterwards is graded in a sandbox of ours: fresh tree, allow-listed files only. verifiers' `subprocess` runtime gives no isolation
 at all: the AGENT's commands run as the user who evaluates, and can read the host's files, the tasks' solutions among them. Use
-it for agents you trust, and a container runtime (`docker`, `podman`, `prime`, ...) for others.
+it for agents you trust, and a container runtime (`docker`, `podman`, `prime`, ...) for others. There the agent has no network,
+and an image with what the tests need: what it lacks is installed before the agent comes, while verifiers leaves the network open.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ import io
 import tarfile
 import uuid
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from composer_replication.envs.coding import SYSTEM_PROMPT
 from composer_replication.envs.suite import TaskSuite, shared_suite
 from composer_replication.sandbox import SandboxKind
 from composer_replication.sandbox.changes import LITTER
+from composer_replication.sandbox.opening import remote_python
+from composer_replication.tasks.exchange.images import PYTHON_IMAGE, build_name, image_named, install_command
+from composer_replication.tasks.exchange.pins import Pins, pins_of, python_version
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.store import Task
 from composer_replication.types import GradeReport, Unscored
-from composer_replication.types.errors import MissingExtraError, SandboxError
+from composer_replication.types.errors import ConfigError, MissingExtraError, SandboxError
 
 try:
     import verifiers.v1 as vf
@@ -60,6 +64,11 @@ class CodingTasksetConfig(vf.TasksetConfig):
     tasks: Path = Path("tasks")
     """Folder of tasks, as `composer tasks build` writes it."""
     task: CodingTaskConfig = CodingTaskConfig()
+    network: Literal["closed", "open"] | None = None
+    """The agent's network. None closes it in a container, and leaves it as it is in the runtime `subprocess`, which cannot."""
+    image: str | None = None
+    """Image of the agent's container: `{build}` in it stands for the name of the task's build, `{python}` for the version of its
+    interpreter. None takes the runtime's own where that names one, and otherwise the image of this version of Python."""
 
 
 class CodingData(vf.TaskData):
@@ -67,6 +76,7 @@ class CodingData(vf.TaskData):
 
     folder: str
     task_id: str
+    network: Literal["closed", "open"] | None = None
 
 
 class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
@@ -79,11 +89,32 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
         return task_id
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
-        """Put the task's tree into the runtime's working directory."""
+        """Put the task's tree into the runtime's working directory, and into a container what the tests need besides.
+
+        Raises:
+            ConfigError: the agent would have a network that nobody asked for.
+            SandboxError: a command failed in the runtime.
+        """
         del trace
+        if not isinstance(runtime.config, vf.SubprocessConfig):
+            await self._complete(runtime)
         await runtime.write(_ARCHIVE, await asyncio.to_thread(_packed, self._task.repo))
         await _run(runtime, "tar", "-xf", _ARCHIVE)
         await _run(runtime, "rm", "-f", _ARCHIVE)
+
+    async def _complete(self, runtime: vf.Runtime) -> None:
+        if self.data.network != "open" and not runtime.network_restricted:
+            raise ConfigError(
+                "the network of this runtime is open, and the agent could fetch the project it is to reimplement",
+                fix="close it with --env.taskset.network closed, or allow it with --env.taskset.network open",
+            )
+        pins = await asyncio.to_thread(lambda: self._pins)
+        result = None if pins is None else await runtime.run(install_command(pins), {})
+        if result is not None and result.exit_code != 0:
+            raise SandboxError(
+                f"the image lacks what the tests need, and pip cannot add it: {result.stderr.strip()[-300:]}",
+                fix="make an image (composer tasks export TASKS --format docker --out DIR) and name it with --env.taskset.image",
+            )
 
     @vf.reward(weight=1.0)
     async def tests_pass(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
@@ -124,6 +155,14 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
     def _task(self) -> Task:
         return self._suite.task(self.data.task_id)
 
+    @property
+    def _pins(self) -> Pins | None:
+        """What the tests need; None where that is known on the machine of a remote sandbox only."""
+        if remote_python(self.config.sandbox) is not None:
+            return None
+        task = self._task
+        return pins_of(task.spec, task.repo, self._suite.python(task))
+
     def _graded(self, changes: Mapping[str, bytes | None]) -> tuple[GradeReport, float]:
         """Return the grader's report and its reward. Raises SandboxError when the sandbox broke."""
         suite, task = self._suite, self._task
@@ -150,8 +189,55 @@ class CodingTaskset(vf.Taskset[CodingTask, CodingTasksetConfig]):
                 system_prompt=SYSTEM_PROMPT,
                 folder=str(folder),
                 task_id=spec.task_id,
+                network=self.config.network,
+                network_allow=[] if self.config.network == "closed" else ["*"],
+                image=self._image(suite, one),
             )
             yield CodingTask(data, self.config.task)
+
+    def _image(self, suite: TaskSuite, task: Task) -> str | None:
+        template = self.config.image
+        if template is None:
+            return None
+        version = ""
+        if "{python}" in template:
+            if remote_python(self.config.task.sandbox) is not None:
+                raise ConfigError(
+                    "the tasks' version of Python is known on the machine of the sandbox only",
+                    fix="name the image of the agent's container: --env.taskset.image IMAGE",
+                )
+            version = python_version(suite.python(task))
+        return image_named(template, build=build_name(task.root.parent), python=version)
+
+
+class CodingTasksetEnv(vf.SingleAgentEnv):
+    """One agent on the tasks of a folder; verifiers' default for the taskset, as `composer_tasks` exports it.
+
+    In a container the agent has no network, and an image of the interpreter's version, unless the taskset says otherwise.
+
+    Raises:
+        ConfigError: the agent's runtime cannot close the network.
+    """
+
+    def __init__(self, config: vf.SingleAgentEnvConfig) -> None:
+        runtime = config.agent.runtime
+        if not isinstance(runtime, vf.SubprocessConfig):
+            config = config.model_copy(update={"taskset": _contained(config.taskset, runtime)})
+        super().__init__(config)
+
+
+def _contained(options: CodingTasksetConfig, runtime: Any) -> CodingTasksetConfig:
+    """Return the options with what they leave open decided for a container."""
+    fields, network, image = type(runtime).model_fields, options.network or "closed", options.image
+    if network == "closed" and "allow" not in fields:
+        raise ConfigError(
+            f"the runtime {runtime.type} cannot close the network, and the agent could fetch the project it is to reimplement",
+            fix="take another one, such as docker, or allow it with --env.taskset.network open",
+        )
+    if image is None and runtime.image == fields["image"].default:
+        image = f"docker.io/library/{PYTHON_IMAGE}" if runtime.type == "podman" else PYTHON_IMAGE
+    contained: CodingTasksetConfig = options.model_copy(update={"network": network, "image": image})
+    return contained
 
 
 async def _run(runtime: vf.Runtime, *argv: str) -> None:

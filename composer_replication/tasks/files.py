@@ -99,12 +99,13 @@ def link_tree(source: Path, target: Path, *, without: Container[str] = ()) -> No
 
     with storage_errors(target):
         try:
-            shutil.copytree(source, target, ignore=ignored, copy_function=_linked)
+            shutil.copytree(source, target, ignore=ignored, copy_function=link_or_copy)
         except shutil.Error as error:
             raise OSError(str(error.args[0][0][2])) from error
 
 
-def _linked(source: str, target: str) -> None:
+def link_or_copy(source: str, target: str) -> None:
+    """Make a file as a hard link to another one; as a copy where the file system has no links, or no more. Raises OSError."""
     try:
         os.link(source, target)
     except OSError as error:

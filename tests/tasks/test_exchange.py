@@ -18,7 +18,8 @@ from in_process import composer_here
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.exchange import export_harbor, export_swebench, import_harbor
+from composer_replication.tasks.exchange import export_harbor, export_images, export_swebench, import_harbor
+from composer_replication.tasks.exchange.images import build_name
 from composer_replication.tasks.exchange.pins import pins_of
 from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.report import BuildOptions
@@ -192,6 +193,33 @@ def test_the_image_pins_what_the_tree_declares(tasks: list[Task], exported: list
     dockerfile = (exported[0] / "environment" / "Dockerfile").read_text()
     assert f"FROM python:{pins.python}-slim\n" in dockerfile
     assert all(line in dockerfile for line in pins.requirements)
+
+
+@pytest.mark.slow
+def test_the_tasks_of_a_build_share_an_image(tasks: list[Task], exported: list[Path], tmp_path: Path) -> None:
+    written = composer_here("tasks", "export", tasks[0].root.parent, "--format", "docker", "--out", tmp_path)
+    assert written.stdout == f"docker build --tag composer-tasks/tasks {tmp_path / 'tasks'}\n"
+    (folder,) = tmp_path.iterdir()
+    assert [path.name for path in folder.iterdir()] == ["Dockerfile"]
+    with_the_tree = (exported[0] / "environment" / "Dockerfile").read_text()
+    assert with_the_tree == (folder / "Dockerfile").read_text() + "COPY repo /app\nWORKDIR /app\n"
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("PyYAML-6.0", "pyyaml-6.0"), ("my__Tasks.", "my-tasks"), ("tasks", "tasks"), ("___", "tasks")]
+)
+def test_a_build_gives_an_image_a_name_that_registries_take(folder: str, name: str) -> None:
+    assert build_name(Path(folder)) == name
+
+
+@pytest.mark.slow
+def test_builds_whose_images_would_be_called_alike_are_named(tasks: list[Task], tmp_path: Path) -> None:
+    found = []
+    for name in ("one.tasks", "One.Tasks"):
+        shutil.copytree(tasks[0].root, tmp_path / name / tasks[0].root.name)
+        found += load_tasks(tmp_path / name)
+    with pytest.raises(TaskError, match=r"both be called one\.tasks"):
+        export_images(found, tmp_path / "images", pythons=pythons_of(found))
 
 
 @pytest.mark.slow

@@ -17,13 +17,20 @@ from pathlib import Path
 
 import pytest
 import verifiers.v1 as vf
-from verifiers.v1.runtimes import make_runtime
+from verifiers.v1.runtimes import ApptainerConfig, ModalConfig, PodmanConfig, make_runtime
+from verifiers.v1.utils.compile import resolve_runtime_config
+from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 from composer_replication.envs import oracle_script
 from composer_replication.integrations import verifiers as face
 from composer_replication.integrations.verifiers import CodingTaskset, CodingTasksetConfig, _changes, _packed
 from composer_replication.sandbox.grading.submission import read_submission
+from composer_replication.tasks.exchange.pins import Pins, pins_of
 from composer_replication.tasks.files import tree_files
+from composer_replication.types.errors import ConfigError, SandboxError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "tools"))
+from package_index import write_wheel
 
 COMMANDS = Path(sys.executable).parent
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
@@ -254,3 +261,144 @@ def test_passing_an_impossible_task_is_an_alarm_in_the_metrics(task, monkeypatch
     trace = scored(task, os.environ["PATH"], spoil=solve)
     assert (trace.rewards["tests_pass"].score, trace.metrics) == (0.0, {"cheat_alarm": 1.0})
     assert "ALARM" in trace.info["reasons"][0]
+
+
+# --- container runtimes -----------------------------------------------------------------------------------------------
+
+HERE = "{}.{}".format(*sys.version_info)
+CONTAINERS = [
+    pytest.param(vf.DockerConfig(), f"python:{HERE}-slim", id="docker"),
+    pytest.param(PodmanConfig(), f"docker.io/library/python:{HERE}-slim", id="podman"),
+    pytest.param(vf.PrimeConfig(), f"python:{HERE}-slim", id="prime"),
+    pytest.param(ModalConfig(), f"python:{HERE}-slim", id="modal"),
+]
+
+
+def first_task(folder, runtime, **options):
+    """As an evaluation gets it, and the runtime that verifiers makes for it."""
+    taskset = {"id": "composer_tasks", "tasks": str(folder), **options}
+    env = load_environment(resolve_env_config({"taskset": taskset, "agent": {"runtime": runtime.model_dump()}}))
+    task = next(iter(env.taskset))
+    return task, resolve_runtime_config(env.config.agent.runtime, task)
+
+
+@pytest.mark.parametrize(("runtime", "image"), CONTAINERS)
+def test_in_a_container_the_network_is_closed_and_the_image_is_the_interpreters(folder, runtime, image):
+    _, resolved = first_task(folder, runtime)
+    assert resolved.network_restricted
+    assert (resolved.allow, resolved.block, resolved.image) == ([], ["*"], image)
+    assert not resolved.permits("https", "pypi.org", 443)
+
+
+def test_its_own_command_asks_the_engine_for_such_a_container(folder, tmp_path):
+    """An engine that writes down what it is asked for, and starts nothing."""
+    log = tmp_path / "log"
+    program(tmp_path / "bin", "docker", f'echo "$@" >> {log}\n[ "$1" != run ]')
+    command = [
+        *(
+            COMMANDS / "vf-eval",
+            "composer_tasks",
+            "-m",
+            "local",
+            "-n",
+            "1",
+            "-r",
+            "1",
+            "--no-push",
+            "--no-rich",
+            "--output-dir",
+            tmp_path,
+        ),
+        *("--env.taskset.tasks", folder, "--env.agent.harness.id", "bash", "--env.agent.runtime.type", "docker"),
+        *("--client.base-url", "http://127.0.0.1:9/v1", "--client.api-key-var", "LOCAL_API_KEY"),
+    ]
+    environment = {**os.environ, "LOCAL_API_KEY": "none", "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    subprocess.run([str(word) for word in command], env=environment, capture_output=True, cwd=tmp_path)
+    (asked,) = {line for line in log.read_text().splitlines() if line.startswith("run ")}
+    assert {"NET_ADMIN", "NET_RAW", "no-new-privileges"} <= set(asked.split())  # what verifiers asks for to close the network
+    assert asked.endswith(f" python:{HERE}-slim infinity")
+
+
+def test_the_network_is_opened_and_another_image_named_on_request(folder):
+    task, resolved = first_task(folder, vf.DockerConfig(), network="open", image="registry.local/{build}:py{python}")
+    assert (resolved.allow, resolved.network_restricted) == (["*"], False)
+    assert resolved.image == f"registry.local/tasks:py{HERE}"
+    assert task.data.network == "open"
+    assert first_task(folder, vf.DockerConfig(image="mine:1"))[1].image == "mine:1"
+
+
+def test_what_a_container_may_reach_beside_the_tasks_is_left_to_its_runtime(folder):
+    _, resolved = first_task(folder, vf.DockerConfig(allow=["example.org"]), network="open")
+    assert resolved.allow == ["example.org"]
+
+
+def test_the_runtime_subprocess_is_given_neither(folder):
+    task, resolved = first_task(folder, vf.SubprocessConfig())
+    assert (task.data.image, task.data.network_allow, resolved) == (None, ["*"], vf.SubprocessConfig())
+
+
+def test_a_runtime_that_cannot_close_the_network_is_refused_unless_it_may_be_open(folder):
+    with pytest.raises(ConfigError, match="apptainer cannot close the network") as caught:
+        first_task(folder, ApptainerConfig())
+    assert "--env.taskset.network open" in caught.value.fix
+    assert first_task(folder, ApptainerConfig(), network="open")[1].image == f"python:{HERE}-slim"
+
+
+@pytest.fixture
+def contained(tmp_path, monkeypatch):
+    """Set a task up in a folder of this machine that passes for a container, with an environment and an index of its own."""
+    index = tmp_path / "index"
+    index.mkdir()
+    for name, requires in (("pytest", ["pluggy"]), ("pluggy", [])):
+        write_wheel(index, name, requires=requires)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "image"], check=True)
+    path = f"{tmp_path / 'image' / 'bin'}:{os.defpath}"
+
+    def set_up(task, config, pins):
+        monkeypatch.setattr(type(task), "_pins", property(lambda self: pins))
+
+        async def run():
+            runtime = make_runtime(vf.SubprocessConfig())
+            await runtime.start()
+            runtime.config = config
+            runtime.env = {"PATH": path, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+            try:
+                await task.setup(None, runtime)
+                shown = await runtime.run(["python", "-m", "pip", "freeze"], {})
+                return (runtime.workdir / "orchard").is_dir(), shown.stdout.split()
+            finally:
+                await runtime.stop()
+
+        return asyncio.run(run())
+
+    set_up.index = index
+    return set_up
+
+
+def test_an_image_without_the_dependencies_gets_them_before_the_agent_comes(folder, contained):
+    task, _ = first_task(folder, vf.DockerConfig())
+    pins = Pins(HERE, ("pluggy==9.0", "pytest==9.0"))
+    assert contained(task, vf.DockerConfig(allow=[]), pins) == (True, ["pluggy==9.0", "pytest==9.0"])
+    for wheel in contained.index.iterdir():
+        wheel.unlink()  # where all is there already, no index is asked
+    assert contained(task, vf.DockerConfig(allow=[]), pins) == (True, ["pluggy==9.0", "pytest==9.0"])
+    with pytest.raises(SandboxError, match=r"alpha==9.0") as caught:
+        contained(task, vf.DockerConfig(allow=[]), Pins(HERE, ("alpha==9.0",)))
+    assert "composer tasks export" in caught.value.fix
+
+
+def test_the_versions_that_are_installed_are_those_of_the_interpreter(folder, tasks):
+    task, _ = first_task(folder, vf.DockerConfig())
+    assert task._pins == pins_of(tasks[0].spec, tasks[0].repo, Path(sys.executable))
+    assert f"pytest=={pytest.__version__}" in task._pins.requirements
+
+
+def test_an_open_container_that_nobody_asked_for_is_refused(task, folder, contained):
+    """As another environment than ours would start it: `best-of-n` takes the tasks as they are loaded."""
+    with pytest.raises(ConfigError, match="network of this runtime is open") as caught:
+        contained(task, vf.DockerConfig(), Pins(HERE, ()))
+    assert "--env.taskset.network closed" in caught.value.fix
+    closed = next(iter(CodingTaskset(CodingTasksetConfig(tasks=folder, network="closed")).load()))
+    assert resolve_runtime_config(vf.DockerConfig(), closed).allow == []
+    opened = next(iter(CodingTaskset(CodingTasksetConfig(tasks=folder, network="open")).load()))
+    assert contained(opened, vf.DockerConfig(), Pins(HERE, ("pluggy==9.0",))) == (True, ["pluggy==9.0"])

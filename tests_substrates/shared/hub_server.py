@@ -1,4 +1,4 @@
-"""A server that speaks the protocol of Hugging Face Jobs and runs their commands as processes here."""
+"""A server that speaks the protocols of the Hugging Face Hub: jobs, which run as processes here, and datasets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import re
 import secrets
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from containers import Container
+from hub_datasets import Datasets
 
 TOKEN = "hf_of_the_tests"
 FLAVORS = ("cpu-basic", "cpu-upgrade", "a10g-large", "h200x8")
@@ -24,6 +26,7 @@ class HubServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Request)
         self.jobs: dict[str, tuple[dict[str, Any], Container]] = {}
         self.cancelled: set[str] = set()
+        self.datasets = Datasets()
         self.out_of_order = False
         """Answer 503."""
         self.unpaid = False
@@ -66,7 +69,7 @@ class _Request(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        if not self._welcome():
+        if not self._welcome() or self._of_a_dataset(b""):
             return
         path = self.path.partition("?")[0]
         if path == "/api/whoami-v2":
@@ -79,9 +82,17 @@ class _Request(BaseHTTPRequestHandler):
         else:
             self._say({"error": "Not found"}, 404)
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self._welcome() and not self._of_a_dataset(body):
+            self._say({"error": "Not found"}, 404)
+
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        if not self._welcome():
+        if not self._welcome() or self._of_a_dataset(body):
             return
         if match := re.fullmatch(r"/api/jobs/tester/(\w+)/cancel", self.path):
             job = match[1]
@@ -113,13 +124,20 @@ class _Request(BaseHTTPRequestHandler):
             return True
         return False
 
-    def _say(self, what: object, status: int = 200) -> None:
-        body = json.dumps(what).encode()
+    def _of_a_dataset(self, body: bytes) -> bool:
+        answer = self.server.datasets.answer(self.command, self.path, body, self.server.url)
+        if answer is not None:
+            self._say(answer[1], answer[0], answer[2])
+        return answer is not None
+
+    def _say(self, what: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        body = what if isinstance(what, bytes) else json.dumps(what).encode()
         self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def _stream(self, text: str) -> None:
         self.send_response(200)

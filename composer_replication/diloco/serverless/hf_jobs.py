@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from composer_replication.diloco.serverless.base import Sight
@@ -12,7 +12,7 @@ from composer_replication.diloco.serverless.cloud import GRACE_S, INSTALL, PYTHO
 from composer_replication.diloco.serverless.launch import Launch
 from composer_replication.diloco.serverless.protocol import ReplicaStatus
 from composer_replication.types.errors import BackendError, ConfigError
-from composer_replication.types.secrets import quoted
+from composer_replication.types.hub_errors import hub_errors
 
 _STAGES = {
     "SCHEDULING": ReplicaStatus.PENDING,
@@ -23,8 +23,6 @@ _STAGES = {
     "DELETED": ReplicaStatus.CANCELLED,
 }
 _LAST_LINES = 30
-_REFUSED, _UNPAID = (401, 403), 402
-_LATER = (408, 429)
 
 
 class HFJobsExecutor(CloudExecutor):
@@ -96,27 +94,5 @@ class HFJobsExecutor(CloudExecutor):
         with self._understood():
             return "\n".join(self._api.fetch_job_logs(job_id=identity, namespace=self._namespace, tail=_LAST_LINES))
 
-    @contextmanager
-    def _understood(self) -> Iterator[None]:
-        try:
-            yield
-        except self._hub.errors.LocalTokenNotFoundError as error:
-            raise ConfigError("there is no token of Hugging Face", fix="run `hf auth login`, or set HF_TOKEN") from error
-        except self._hub.errors.HfHubHTTPError as error:
-            raise _refusal(error) from error
-        except self._hub.errors.HTTPError as error:  # of any HTTP client it may use
-            fix = "see whether it can be reached from here, and try again"
-            raise BackendError(f"Hugging Face does not answer: {error}", fix=fix) from error
-
-
-def _refusal(error: Any) -> ConfigError | BackendError:
-    status = error.response.status_code
-    said = quoted(" ".join((error.server_message or str(error)).split()), most=300)
-    if status in _REFUSED:
-        fix = "set HF_TOKEN to a token that may run jobs in this namespace, or run `hf auth login`"
-        return ConfigError(f"Hugging Face refuses the token ({status}): {said}", fix=fix)
-    if status == _UNPAID:
-        return ConfigError(f"Hugging Face wants to be paid: {said}", fix="add credits, or name another namespace")
-    if status < 500 and status not in _LATER:
-        return ConfigError(f"Hugging Face refuses the request ({status}): {said}", fix="correct what it names")
-    return BackendError(f"Hugging Face failed ({status}): {said}", fix="try again")
+    def _understood(self) -> AbstractContextManager[None]:
+        return hub_errors(may="run jobs in this namespace")

@@ -19,6 +19,7 @@ import tomli_w
 
 from composer_replication.sandbox.transfer.import_closure import PACKAGE, import_closure
 from composer_replication.tasks.exchange import harbor_grade
+from composer_replication.tasks.exchange.images import dockerfile
 from composer_replication.tasks.exchange.pins import Pins, pins_of
 from composer_replication.tasks.files import copy_tree, storage_errors, write_files
 from composer_replication.tasks.store import Task
@@ -31,10 +32,7 @@ _LEFT_OUT = frozenset({"sandbox/remote/client.py", "sandbox/remote/server.py", "
 """Files that grading does not import: they need a library for a remote sandbox, or run programs of other rooms."""
 _AGENT_S, _BUILD_S, _VERIFIER_SPARE_S = 1800.0, 900.0, 60.0
 
-_DOCKERFILE = """\
-FROM python:{python}-slim
-RUN python -m pip install --no-cache-dir {requirements}
-ENV PYTHONDONTWRITEBYTECODE=1
+_TREE = """\
 COPY repo /app
 WORKDIR /app
 """
@@ -77,8 +75,7 @@ def _write(root: Path, task: Task, pins: Pins) -> None:
     spec = task.spec
     (root / "task.toml").write_text(tomli_w.dumps(_config(spec)), "utf-8")
     (root / "instruction.md").write_text(f"{spec.instruction}\n\nThe repository is in /app.\n", "utf-8")
-    requirements = " ".join(pins.requirements)
-    (root / "environment" / "Dockerfile").write_text(_DOCKERFILE.format(python=pins.python, requirements=requirements), "utf-8")
+    (root / "environment" / "Dockerfile").write_text(dockerfile(pins) + _TREE, "utf-8")
     copy_tree(task.repo, root / "environment" / "repo")
     write_files(root / "solution" / "files", task.gold_files())
     _script(root / "solution" / "solve.sh", _SOLVE)

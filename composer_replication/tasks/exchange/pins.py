@@ -50,23 +50,41 @@ def pins_of(spec: TaskSpec, tree: Path, python: Path) -> Pins:
 
     Raises TaskError when the interpreter does not run, and SandboxError when it does not answer.
     """
-    project = re.split(r"[:/]", spec.source.removesuffix(".git"))[-1].partition("==")[0].partition("@")[0]
-    names = {name_of(line) for line in declared_requirements(tree, project).every}
+    names = {name_of(line) for line in declared_requirements(tree, project_of(spec.source)).every}
     return _asked(python, ("pytest", *sorted(names)))
+
+
+def project_of(source: str) -> str:
+    """Return the name of the project that a task's source names."""
+    return re.split(r"[:/]", source.removesuffix(".git"))[-1].partition("==")[0].partition("@")[0]
+
+
+def satisfies(python: Path, pins: Pins) -> bool:
+    """Return whether an interpreter has that version, and all of those requirements. Raises as `pins_of`."""
+    found = _asked(python, tuple(line.partition("==")[0] for line in pins.requirements))
+    return found.python == pins.python and set(pins.requirements) <= set(found.requirements)
+
+
+def python_version(python: Path) -> str:
+    """Return the version of `python`, major and minor. Raises as `pins_of`."""
+    return _asked(python, ()).python
 
 
 @lru_cache(maxsize=256)
 def _asked(python: Path, names: tuple[str, ...]) -> Pins:
     version, installed = ask(str(python), _QUESTION, json.dumps(names))
-    return Pins(version, tuple(_exact(python, *one.split("==", 1)) for one in installed))
+    try:
+        return Pins(version, tuple(sorted(exact(*one.split("==", 1)) for one in installed)))
+    except ValueError as error:
+        raise TaskError(
+            f"{python}: a distribution says that {error}",
+            fix="make another environment, and name its interpreter with --python PATH",
+        ) from error
 
 
-def _exact(python: Path, name: str, version: str) -> str:
-    """Return a requirement; what an environment says of itself goes into a Dockerfile. Raises TaskError."""
+def exact(name: str, version: str) -> str:
+    """Return a requirement; what somebody else says of it goes into a Dockerfile, or to pip. Raises ValueError."""
     try:
         return f"{canonicalize_name(name, validate=True)}=={Version(version)}"
     except (InvalidName, InvalidVersion) as error:
-        raise TaskError(
-            f"{python}: a distribution says that its name is {name[:80]!a} and its version {version[:80]!a}",
-            fix="make another environment, and name its interpreter with --python PATH",
-        ) from error
+        raise ValueError(f"its name is {name[:80]!a} and its version {version[:80]!a}") from error
