@@ -22,7 +22,7 @@ type composerAnswer struct {
 	Panics  bool            `json:"p,omitempty"`
 }
 
-func composerLook(pointers []any, whole bool) []composerValue {
+func composerLook(pointers []interface{}, whole bool) []composerValue {
 	found := []composerValue{}
 	for _, pointer := range pointers {
 		left := 400
@@ -32,7 +32,7 @@ func composerLook(pointers []any, whole bool) []composerValue {
 }
 
 // composerAsk looks at what a call is given, makes it, and looks again. `results` are made by the call.
-func composerAsk(given []any, call func() []any) (answer composerAnswer) {
+func composerAsk(given []interface{}, call func() []interface{}) (answer composerAnswer) {
 	defer func() {
 		if recover() != nil {
 			answer = composerAnswer{Panics: true}
@@ -47,7 +47,7 @@ func composerAsk(given []any, call func() []any) (answer composerAnswer) {
 	answer.Results = composerLook(results, false)
 	answer.After = composerLook(given, true)
 	if DETAILS {
-		zeros := []any{}
+		zeros := []interface{}{}
 		for _, result := range results {
 			zeros = append(zeros, composerreflect3.New(composerreflect3.TypeOf(result).Elem()).Interface())
 		}

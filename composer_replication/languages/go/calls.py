@@ -18,6 +18,7 @@ from composer_replication.types.errors import SandboxError
 
 Answer: TypeAlias = dict[str, Any]
 """`r` results, `a` what was given, afterwards; with details `b` the same before, `z` zero values of the results, `h` blocks."""
+_ASKER = "zz_composer_asker_test.go"
 _JUDGED_MS, _GOLD_MS = 2000, 400
 """Limits of one call: less for the gold code, so that a slower machine does not turn right into wrong."""
 
@@ -53,8 +54,8 @@ class Call:
         told = ", ".join(f"&r{n}" for n in range(self.results))
         looked = ", ".join(f"&g{n}" for n in kept)
         before = "".join(f"{line}; " for line in lines)
-        inside = f"func() []any {{ {made}; return []any{{{told}}} }}"
-        return f"func() composerAnswer {{ {before}return composerAsk([]any{{{looked}}}, {inside}) }}"
+        inside = f"func() []interface{{}} {{ {made}; return []interface{{}}{{{told}}} }}"
+        return f"func() composerAnswer {{ {before}return composerAsk([]interface{{}}{{{looked}}}, {inside}) }}"
 
 
 def _is_typed(value: Value) -> bool:
@@ -107,7 +108,7 @@ def ask(
     packages = []
     for folder, numbers in folders.items():
         files = _files([calls[n] for n in numbers], mark, judged, (extra or {}).get(folder))
-        packages.append({"folder": folder, "count": len(numbers), "files": files})
+        packages.append({"folder": folder, "count": len(numbers), "files": files, "asker": _ASKER})
     program = program_of("toolchain", "ask_driver")
     result, found = runner.ask(without_tests(tree), program, {"packages": packages, "mark": mark}, {}, judged=judged)
     answers: list[Answer | None] = [None] * len(calls)
@@ -134,7 +135,7 @@ def _files(calls: Sequence[Call], mark: str, judged: bool, extra: Mapping[str, b
         if "zz_composer_values.go" in more
         else {"zz_composer_values_test.go": support(".", package, ["values"])["zz_composer_values.go"].decode()}
     )
-    return {"zz_composer_asker_test.go": asker, **values, **more}
+    return {_ASKER: asker, **values, **more}
 
 
 def _is_answer(answer: Any) -> bool:

@@ -76,7 +76,8 @@ def make_call_book(runner: GoRunner, tree: Tree, files: Mapping[str, bytes], tes
     types = types_of(files)
     recorded = _recorded(lines or (), known, types)
     if not recorded:
-        return CallBook(calls={}, notes=(f"no call of the tests could be recorded ({run.ending})",))
+        why = next(iter(run.collect_errors), f"the tests ended: {run.ending}")
+        return CallBook(calls={}, notes=(f"no call of the tests could be recorded: {why}",))
     calls, bases = _with_variations(recorded, known, seed)
     more = ("values", "recorder", "hits")
     extra = {folder: _named(support(folder, package, more)) for folder, package in packages_of(files).items()}

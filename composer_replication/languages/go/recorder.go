@@ -16,7 +16,7 @@ var composerCounts = map[string]int{}
 var composerBlocks = map[int]bool{}
 var composerBusy = false
 var composerFile, _ = composeros2.OpenFile(
-	composeros2.Getenv("COMPOSER_RECORD"), composeros2.O_APPEND|composeros2.O_CREATE|composeros2.O_WRONLY, 0o600,
+	composeros2.Getenv("COMPOSER_RECORD"), composeros2.O_APPEND|composeros2.O_CREATE|composeros2.O_WRONLY, 0600,
 )
 
 func composerHit(number int) {
@@ -25,7 +25,7 @@ func composerHit(number int) {
 	composerLock.Unlock()
 }
 
-func composerCalled(key string, given ...any) {
+func composerCalled(key string, given ...interface{}) {
 	composerLock.Lock()
 	full := composerBusy || composerFile == nil || composerCounts[key] >= composerMostCalls
 	composerLock.Unlock()
@@ -40,7 +40,7 @@ func composerCalled(key string, given ...any) {
 		}
 		values = append(values, value)
 	}
-	line, failed := composerjson2.Marshal([]any{key, values})
+	line, failed := composerjson2.Marshal([]interface{}{key, values})
 	if failed != nil || len(line) > 20000 {
 		return
 	}

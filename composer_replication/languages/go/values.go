@@ -17,7 +17,7 @@ var composerHere = composerreflect.TypeOf(composerMark{}).PkgPath()
 
 const composerDepth, composerItems = 8, 400
 
-type composerValue map[string]any
+type composerValue map[string]interface{}
 
 // composerType returns the text of a type as this package writes it; empty where it cannot.
 func composerType(t composerreflect.Type) string {
@@ -115,7 +115,7 @@ func composerGiven(v composerreflect.Value, depth int, left *int) (composerValue
 		composerSorted(pairs)
 		return composerValue{"k": "map", "t": text, "e": pairs}, true
 	case composerreflect.Struct:
-		fields := [][]any{}
+		fields := [][]interface{}{}
 		for i := 0; i < v.NumField(); i++ {
 			if v.Field(i).IsZero() {
 				continue
@@ -124,7 +124,7 @@ func composerGiven(v composerreflect.Value, depth int, left *int) (composerValue
 			if !good || v.Type().Field(i).Name == "_" {
 				return nil, false
 			}
-			fields = append(fields, []any{v.Type().Field(i).Name, inner})
+			fields = append(fields, []interface{}{v.Type().Field(i).Name, inner})
 		}
 		return composerValue{"k": "struct", "t": text, "e": fields}, true
 	}
@@ -135,7 +135,7 @@ func composerSorted(pairs [][]composerValue) {
 	composersort.Slice(pairs, func(i, j int) bool { return composerText(pairs[i][0]) < composerText(pairs[j][0]) })
 }
 
-func composerText(value any) string {
+func composerText(value interface{}) string {
 	text, _ := composerjson.Marshal(value)
 	return string(text)
 }
@@ -214,10 +214,10 @@ func composerSeen(v composerreflect.Value, depth int, left *int, whole bool) com
 }
 
 func composerStruct(v composerreflect.Value, depth int, left *int, whole bool) composerValue {
-	own, fields := v.Type().PkgPath() == composerHere, [][]any{}
+	own, fields := v.Type().PkgPath() == composerHere, [][]interface{}{}
 	for i := 0; i < v.NumField(); i++ {
 		if field := v.Type().Field(i); field.PkgPath == "" || (own && whole) {
-			fields = append(fields, []any{field.Name, composerSeen(v.Field(i), depth+1, left, whole)})
+			fields = append(fields, []interface{}{field.Name, composerSeen(v.Field(i), depth+1, left, whole)})
 		}
 	}
 	if len(fields) == 0 && v.CanInterface() {
