@@ -24,7 +24,7 @@ from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.exchange.swebench_import import build_instances
 from composer_replication.tasks.folders import load_tasks
-from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, DeletionMode
+from composer_replication.tasks.report import BuildEvent, BuildMode, BuildOptions, BuildReport
 from composer_replication.tasks.sets.sources_file import read_sources
 from composer_replication.tasks.sources.credentials import Credential
 from composer_replication.tasks.sources.fetch import left_open
@@ -56,7 +56,7 @@ def build(
     ] = None,
     retry: Annotated[bool, typer.Option("--retry", help="With --from: try sources again that were refused before.")] = False,
     max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
-    mode: Annotated[DeletionMode, typer.Option(help="Bodies, whole functions, or whole features across files.")] = "stub",
+    mode: Annotated[BuildMode, typer.Option(help="Bodies, whole functions, or whole features across files.")] = "stub",
     size: Annotated[
         str | None,
         typer.Option(help="Functions deleted together: a number, or a range such as 3-10. Default: 1; features: 2-12."),

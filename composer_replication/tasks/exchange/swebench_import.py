@@ -15,31 +15,28 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from composer_replication.languages.python.functions import Skipped
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.beneath import OpenFolder
-from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.grading.pytest_run import require_modules
 from composer_replication.sandbox.opening import remote_python
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.exchange.foreign_files import DAMAGED, damage
 from composer_replication.tasks.files import storage_errors, write_whole
-from composer_replication.tasks.held_out.choice import numbers_of
-from composer_replication.tasks.held_out.solution_checks import checks_of_solution
 from composer_replication.tasks.index import write_index
-from composer_replication.tasks.proofs.task_copies import refuse_shown
+from composer_replication.tasks.proofs.reversion import editable_of, write_reversion
 from composer_replication.tasks.report import BUILD_REPORT, BuildEvent, BuildOptions, Progress
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.layout import guess_layout
 from composer_replication.tasks.sources.source import PristineTree, digest_of, fetch_source
 from composer_replication.tasks.spec import is_inside
-from composer_replication.tasks.store import Task, load_task, publish_task, write_task
-from composer_replication.types import Outcome, TaskSpec, Unscored
+from composer_replication.tasks.store import Task, load_task, publish_task
+from composer_replication.types import TaskSpec
 from composer_replication.types.errors import SandboxError, SourceError, StorageError, TaskError, one_of
 
 _COLUMNS = ("instance_id", "base_commit", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "problem_statement")
@@ -187,23 +184,16 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
             raise SourceError(f"the patch of {instance.instance_id} {what}", fix="leave the instance out: it cannot be reverted")
         spec = _spec(instance, source, paths, options.task_timeout_s)
         _refuse_credentials(instance, source.tree, options.allow_credentials)
-        facts: dict[str, Any] = {
+        staged = out / ".build" / "staged" / spec.task_id
+        facts = {
             "kind": "reversion of a gold patch",
             "instance_id": instance.instance_id,
             "base_commit": instance.base_commit,
             "fail_to_pass_claimed": len(instance.fail_to_pass),
             "pass_to_pass_claimed": len(instance.pass_to_pass),
         }
-        staged = out / ".build" / "staged" / spec.task_id
-        task = write_task(spec, staged, pristine=source.tree, deleted=before, provenance=facts | {"flaky_tests": 0})
-        refuse_shown(task, sandbox, python)
-        unsteady = _prove(task, sandbox, python)
-        spec = replace(spec, pass_to_pass=tuple(i for i in spec.pass_to_pass if i not in unsteady))
-        spec = replace(spec, hidden=checks_of_solution(spec, task.repo, task.gold_files(), sandbox=sandbox, python=python))
-        facts |= {"flaky_tests": len(unsteady), **numbers_of(spec.hidden), "parts_not_asked": spec.hidden.untold}
-        if spec != task.spec:
-            task = write_task(spec, staged, pristine=source.tree, deleted=before, provenance=facts)
-            _prove(task, sandbox, python)
+        name = f"instance {spec.task_id}"
+        write_reversion(spec, staged, name=name, pristine=source.tree, before=before, facts=facts, sandbox=sandbox, python=python)
         publish_task(staged, out / spec.task_id)
     return load_task(out / spec.task_id)
 
@@ -259,7 +249,6 @@ def _apply(tree: Path, patch: str, what: str) -> None:
 
 def _spec(instance: Instance, source: PristineTree, paths: list[str], timeout_s: float) -> TaskSpec:
     layout = guess_layout(source.tree)
-    named = {test_id.partition("::")[0] for test_id in (*instance.fail_to_pass, *instance.pass_to_pass)}
     return TaskSpec(
         task_id=task_id_of(instance),
         source=f"{instance.repo or source.name}@{instance.base_commit}",
@@ -268,34 +257,7 @@ def _spec(instance: Instance, source: PristineTree, paths: list[str], timeout_s:
         deleted=(),
         fail_to_pass=tuple(sorted(instance.fail_to_pass)),
         pass_to_pass=tuple(sorted(instance.pass_to_pass)),
-        editable=tuple(dict.fromkeys([*layout.editable, *(p for p in paths if p not in named)])),
+        editable=editable_of(layout, paths, (*instance.fail_to_pass, *instance.pass_to_pass)),
         python_path=layout.python_path,
         test_timeout_s=timeout_s,
     )
-
-
-def _prove(task: Task, sandbox: Sandbox, python: Path) -> frozenset[str]:
-    """Grade the gold code and the untouched tree, twice each; return the pass-to-pass tests that did not always pass.
-
-    Raises:
-        SourceError: a fail-to-pass test passed without the patch or did not pass with it, or a hidden check did not hold.
-        SandboxError: the sandbox broke.
-    """
-    spec, unsteady = task.spec, set[str]()
-    for files in (task.gold_files(), {}) * 2:
-        report = grade(spec, task.repo, files, sandbox=sandbox, python=python)
-        if isinstance(report.reward, Unscored):
-            raise SandboxError(f"instance {spec.task_id} could not be graded: {report.reward.reason}")
-        passed = {i for i, outcome in report.outcomes.items() if outcome is Outcome.PASSED}
-        wrong = [i for i in spec.fail_to_pass if (i in passed) is not bool(files)]
-        if wrong or not spec.fail_to_pass:
-            what = "does not pass with" if files else "passes without"
-            found = f"{wrong[0]} {what} its patch" if wrong else "it names no fail-to-pass test"
-            raise SourceError(
-                f"instance {spec.task_id} does not hold here: {found}",
-                fix="name an interpreter that has what its tests need: --python PATH",
-            )
-        if files and report.hidden_broken:
-            raise SourceError(f"instance {spec.task_id} does not hold here: {report.reasons[0]}", fix="leave the instance out")
-        unsteady |= set(spec.pass_to_pass) - passed
-    return frozenset(unsteady)
