@@ -105,7 +105,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         pythons=run.pythons,
         credentials=project.credentials,
         notes=(*filter(None, [project.fetched.note]), *(read_json(state / _FITTED) or ()), *work.notes),
-        not_confined=left_open(source, installs=options.install),
+        not_confined=left_open(source, installs=options.runs_programs),
         options=json.loads(json.dumps(asdict(options), default=str)),
     )
     write_index(out)

@@ -114,6 +114,11 @@ class BuildOptions:
         if not 0 <= self.impossible <= 1:
             raise ConfigError(f"impossible is {self.impossible}", fix="give a share between 0 and 1")
 
+    @property
+    def runs_programs(self) -> bool:
+        """Whether pip or git runs also where the source is a folder."""
+        return self.install or self.mode == "commits"
+
     def _check_mode(self) -> None:
         """Raise ConfigError for options that the mode does not take."""
         if self.mode != "commits":

@@ -113,7 +113,11 @@ def is_git_url(source: str) -> bool:
 
 
 def left_open(source: str, *, installs: bool) -> str:
-    """Return what is not confined while a source is fetched and its dependencies are installed; empty for a folder alone."""
+    """Return what is not confined while a source is fetched and its dependencies are installed; empty for a folder alone.
+
+    Args:
+        installs: pip or git runs for a folder too.
+    """
     return "" if Path(source).is_dir() and not installs else not_confined()
 
 
