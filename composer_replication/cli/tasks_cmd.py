@@ -123,19 +123,21 @@ def _build(source: str | None, sources: Path | None, out: Path, options: BuildOp
 
 @app.command()
 def revert(
-    rows: Annotated[Path, typer.Argument(help="JSONL file with the columns of SWE-bench.")],
+    rows: Annotated[Path, typer.Argument(help="JSONL file with rows of SWE-bench, SWE-Gym, SWE-rebench or SWE-smith.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the tasks; those already there are not built again.")],
     instance: Annotated[str, typer.Option(help="Id of one instance; all by default.")] = "",
     checkout: Annotated[
-        str, typer.Option(help="Repository with the commits: a path or git URL; by default the row's repo.")
+        str, typer.Option(help="Repository with the commits: a path or git URL; by default the row's, on GitHub.")
     ] = "",
     max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
     allow_credentials: Annotated[list[str] | None, typer.Option(help="Pattern of files whose credentials are made up.")] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests, with what they import.")] = None,
+    install: Annotated[bool, typer.Option("--install", help="Make an environment a row in OUT; equal ones are shared.")] = False,
+    timeout: Annotated[float, typer.Option(help="With --install: seconds for one run of a project's whole test suite.")] = 300.0,
     task_timeout: Annotated[float, typer.Option(help="Seconds for one run of a task's tests.")] = 60.0,
     sandbox: SandboxOption = "auto",
 ) -> None:
-    """Turn SWE-bench-style rows into tasks by reverting their gold patches; what a row claims is confirmed by real runs.
+    """Turn SWE-bench-style rows into tasks by reverting their patches; what a row claims is confirmed by real runs.
 
     Exits with 1 when some instances could not be confirmed, and with 3 when none could.
     """
@@ -143,15 +145,17 @@ def revert(
         max_tasks=max_tasks,
         allow_credentials=tuple(allow_credentials or ()),
         python=python,
+        install=install,
+        timeout_s=timeout,
         task_timeout_s=task_timeout,
         sandbox=sandbox,
     )
-    with BuildDisplay() as display:
+    with BuildDisplay(each=True) as display:
         tasks, dropped = build_instances(rows, out, only=instance, checkout=checkout, options=options, progress=display.show)
     console = wide_console()
     if tasks:
         console.print(task_table(tasks))
-    print_reasons(console, Counter(entry.reason for entry in dropped).most_common())
+    print_reasons(console, Counter(entry.reason for entry in dropped).most_common(), what="instances")
     console.print(f"{len(tasks)} tasks from {len(tasks) + len(dropped)} instances\n{out!s}", soft_wrap=True)
     if not tasks:
         raise TaskError(f"no instance of {rows} could be confirmed", fix="see the reasons above")

@@ -19,7 +19,7 @@ from typing import Any
 from composer_replication.sandbox import Limits, open_sandbox
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.opening import remote_python
-from composer_replication.tasks.features.decide import VERDICTS, Decider, Work
+from composer_replication.tasks.features.decide import VERDICTS, BuildWork, Decider
 from composer_replication.tasks.features.deletions import CHECKS, deletions_of
 from composer_replication.tasks.files import kept, read_json, restored, storage_errors, write_whole
 from composer_replication.tasks.history.clone import REPOSITORY, fetch_newest
@@ -70,7 +70,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     runner = _runner(project, out, options, tell)
     tell(BuildEvent("testing"))
     baseline = _baseline(project, runner, state, options)
-    work: Work[Any]
+    work: BuildWork[Any]
     if options.mode == "commits":
         work = commits_of(project, runner, out, state, options)
     else:

@@ -50,7 +50,7 @@ class Deciding(Protocol[_Tried]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work(Generic[_C]):
+class BuildWork(Generic[_C]):
     """What a build decides on."""
 
     validator: Deciding[_C]
@@ -81,7 +81,7 @@ class Decider(Generic[_C]):
         out: Path,
         state: Path,
         *,
-        work: Work[_C],
+        work: BuildWork[_C],
         options: BuildOptions,
         tell: Progress,
         deadline: float | None,

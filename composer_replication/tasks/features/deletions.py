@@ -9,7 +9,7 @@ from pathlib import Path
 from composer_replication.languages.python.functions import Function, Skipped, find_functions
 from composer_replication.sandbox import Limits
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.tasks.features.decide import Work
+from composer_replication.tasks.features.decide import BuildWork
 from composer_replication.tasks.features.select import Candidate, choose_candidates
 from composer_replication.tasks.files import kept
 from composer_replication.tasks.held_out.book import HIDDEN_BOOK, make_hidden_book
@@ -29,7 +29,7 @@ CHECKS = "hidden.json"
 
 def deletions_of(
     project: AcceptedProject, baseline: Baseline, runner: CodeRunner, state: Path, options: BuildOptions, tell: Progress
-) -> Work[Candidate]:
+) -> BuildWork[Candidate]:
     """Return the deletions of functions that the passing tests cover.
 
     Raises:
@@ -65,7 +65,7 @@ def deletions_of(
         runner=replace(runner, limits=Limits(wall_s=options.task_timeout_s, cpu_s=options.task_timeout_s)),
         staging=state / "staged",
     )
-    return Work(
+    return BuildWork(
         validator=validator, candidates=candidates, skipped=(*skipped, *uncovered), notes=tuple(hidden.notes), jobs=options.jobs
     )
 

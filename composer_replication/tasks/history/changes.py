@@ -42,15 +42,18 @@ class CodeChange:
 
     def new_code(self) -> list[bytes]:
         """Return the lines that it adds, those of each function together; of a file in which no function differs, all of them."""
-        code: list[bytes] = []
-        for path, content in self._python():
-            old = self.before[path] or b""
-            known = {function.qualname: body_of(old, function) for function in find_functions(path, old)[0]}
-            changed = changed_functions(path, old, content)
-            code += [_added(known.get(function.qualname, b""), body_of(content, function)) for function in changed]
-            if not changed:
-                code.append(_added(old, content))
-        return code
+        return [code for path, content in self._python() for code in self._new_code(path, content)]
+
+    def new_code_of_files(self) -> list[bytes]:
+        """Return the lines of `new_code`, those of each file together."""
+        return [b"".join(self._new_code(path, content)) for path, content in self._python()]
+
+    def _new_code(self, path: str, content: bytes) -> list[bytes]:
+        old = self.before[path] or b""
+        known = {function.qualname: body_of(old, function) for function in find_functions(path, old)[0]}
+        changed = changed_functions(path, old, content)
+        code = [_added(known.get(function.qualname, b""), body_of(content, function)) for function in changed]
+        return code or [_added(old, content)]
 
     def added_at(self, path: str, line: int) -> bool:
         """Return whether it adds a line (1-based) of one of its files."""

@@ -126,7 +126,7 @@ class CommitValidator:
         if credentials_in("message", instruction.encode(errors="replace")):
             raise NoTaskError("a credential is in its message")
         before = {path: content or b"" for path, content in change.before.items()}
-        leak = LeakScanner(project.fetched.tree).find(code, before)
+        leak = LeakScanner(project.fetched.tree).find(change.new_code_of_files(), before)
         if leak is not None:
             raise NoTaskError("its code is also somewhere else in the tree", leak)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.tasks.features.decide import Work
+from composer_replication.tasks.features.decide import BuildWork
 from composer_replication.tasks.history.clone import REPOSITORY
 from composer_replication.tasks.history.environments import CommitEnvironments
 from composer_replication.tasks.history.log import HistoryCommit, read_history
@@ -16,7 +16,7 @@ from composer_replication.tasks.sources.accepted import AcceptedProject
 
 def commits_of(
     project: AcceptedProject, runner: CodeRunner, out: Path, state: Path, options: BuildOptions
-) -> Work[HistoryCommit]:
+) -> BuildWork[HistoryCommit]:
     """Return the commits of a cloned history that change code and tests, newest first.
 
     Args:
@@ -40,4 +40,4 @@ def commits_of(
         staging=state / "staged",
     )
     jobs = 1 if options.install else options.jobs  # an environment serves the commits that are older
-    return Work(validator=validator, candidates=candidates, skipped=tuple(skipped), jobs=jobs)
+    return BuildWork(validator=validator, candidates=candidates, skipped=tuple(skipped), jobs=jobs)

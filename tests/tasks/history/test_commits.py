@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from in_process import composer_here
-from repositories import (
+from git_repositories import (
     BASE,
     CLAMP,
     CLAMPED,
@@ -22,6 +21,7 @@ from repositories import (
     Repository,
     new_repository,
 )
+from in_process import composer_here
 
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import grade

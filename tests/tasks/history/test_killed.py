@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from repositories import BASE, CLAMPED, DISCOUNT, TEST_CLAMPED, Repository, new_repository
+from git_repositories import BASE, CLAMPED, DISCOUNT, TEST_CLAMPED, Repository, new_repository
 
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.folders import load_tasks
