@@ -68,7 +68,7 @@ def instruction_of(
     if not _says_something([*paragraphs, *notes]):
         parts.append(_named(added, changed))
     files = ", ".join(tests[:_MOST_TESTS]) + (", ..." if len(tests) > _MOST_TESTS else "")
-    parts.append(f"Make the tests pass that fail without it, in {files}.")
+    parts.append(f"Make the tests pass that fail without it{f', in {files}' if files else ''}.")
     return "\n\n".join(part for part in parts if part)
 
 

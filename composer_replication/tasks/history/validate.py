@@ -31,7 +31,7 @@ from composer_replication.tasks.sources.credentials import credentials_in
 from composer_replication.tasks.sources.source import PristineTree
 from composer_replication.tasks.store import Task
 from composer_replication.types import TaskSpec
-from composer_replication.types.errors import SandboxError, TaskError
+from composer_replication.types.errors import SandboxError, SourceError, TaskError
 
 _NONE_FAILS = "no test fails without it"
 
@@ -68,8 +68,10 @@ class CommitValidator:
             verdict = replace(verdict, dropped=str(reason), detail=reason.detail)
         except NotConfirmedError as reason:
             verdict = replace(verdict, dropped="it does not hold when it is graded", detail=reason.found)
-        except TaskError as reason:
+        except SourceError as reason:
             verdict = replace(verdict, dropped=reason.message)
+        except TaskError as reason:  # of `refuse_shown`
+            verdict = replace(verdict, dropped="its code can be read on this machine", detail=reason.message)
         except SandboxError as reason:
             self._probe()
             verdict = replace(verdict, dropped="the sandbox broke on it", detail=reason.message)
@@ -84,7 +86,7 @@ class CommitValidator:
             project = accept(solved, self.options, self.benchmarks)
             change = change_of(commit.paths, parent.tree, solved.tree, project.layout)
             instruction = self._instruction(commit, change)
-            self._refuse(project, change, instruction)
+            self._refuse(project, change, commit.message, instruction)
             tree = Tree(base=solved.tree, changes=change.before)
             self._refuse_untested(commit, project, change, tree)
             runner, baseline = self.environments.measure(commit.number, solved, project.layout)
@@ -113,7 +115,7 @@ class CommitValidator:
             gives_away=lambda text: gives_away(text.replace("#", " "), code),
         )
 
-    def _refuse(self, project: AcceptedProject, change: CodeChange, instruction: str) -> None:
+    def _refuse(self, project: AcceptedProject, change: CodeChange, message: str, instruction: str) -> None:
         """Drop what no model should learn, and what the tree gives away, before anything runs."""
         code = change.new_code()
         if self.benchmarks.instance_with(code) is not None:
@@ -123,7 +125,7 @@ class CommitValidator:
         found = [str(one) for one in project.credentials if change.added_at(one.path, one.line)]
         if found:
             raise NoTaskError("a credential is in its code (--allow-credentials)", found[0])
-        if credentials_in("message", instruction.encode(errors="replace")):
+        if credentials_in("message", f"{message}\n{instruction}".encode(errors="replace")):
             raise NoTaskError("a credential is in its message")
         before = {path: content or b"" for path, content in change.before.items()}
         leak = LeakScanner(project.fetched.tree).find(change.new_code_of_files(), before)

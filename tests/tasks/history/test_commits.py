@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import sys
 from dataclasses import dataclass
@@ -209,6 +210,18 @@ def test_code_that_lies_somewhere_else_in_the_tree_is_no_task(tmp_path: Path) ->
     assert [(entry.reason, entry.detail) for entry in report.dropped] == [
         ("its code is also somewhere else in the tree", "the deleted code is also in notes/draft.txt")
     ]
+
+
+def test_code_that_sandboxes_show_is_no_task(tmp_path: Path) -> None:
+    """They show the standard library."""
+    repository = new_repository(tmp_path / "shop")
+    repository.commit("The shop", BASE)
+    tests = "from shop.search import bisect_left\n\n\ndef test_left():\n    assert bisect_left([1, 2, 2, 3], 2) == 1\n"
+    repository.commit("Add a search", {"shop/search.py": Path(bisect.__file__).read_text(), "tests/test_search.py": tests})
+    report = build_tasks(str(repository.path), tmp_path / "out", COMMITS)
+    (dropped,) = report.dropped
+    assert dropped.reason == "its code can be read on this machine"
+    assert "bisect.py" in dropped.detail
 
 
 @pytest.mark.parametrize("options", [{"mutants": 2}, {"impossible": 0.1}, {"instruction": "full"}, {"group_size": 2}])

@@ -15,6 +15,7 @@ LAST = "Make the tests pass that fail without it, in tests/test_a.py."
 def instructed(
     message: str,
     *,
+    tests: list[str] | None = None,
     merged: list[str] | None = None,
     news: list[str] | None = None,
     gives_away: Callable[[str], bool] = lambda text: False,
@@ -25,7 +26,7 @@ def instructed(
         news=news or [],
         added=["`discounted` in shop/totals.py"],
         changed=["`total` in shop/totals.py"],
-        tests=TESTS,
+        tests=TESTS if tests is None else tests,
         gives_away=gives_away,
     )
 
@@ -81,3 +82,7 @@ def test_a_long_message_ends_at_a_paragraph() -> None:
     text = instructed("Round totals to whole cents\n\n" + "\n\n".join("word " * 200 for _ in range(20)))
     assert len(text) < 6200
     assert text.endswith(LAST)
+
+
+def test_without_files_of_tests_none_is_named() -> None:
+    assert instructed("Round totals to whole cents", tests=[]).endswith("\n\nMake the tests pass that fail without it.")
