@@ -20,7 +20,7 @@ from composer_replication.types.errors import ConfigError
 def build_tasks(
     source: str | os.PathLike[str], out: str | os.PathLike[str] = "tasks", *, max_tasks: int | None = None, **options: Any
 ) -> list[store.Task]:
-    """Turn a repository into tasks by deleting features, and return those that could be proven.
+    """Turn a repository into tasks by deleting features, or by undoing its commits, and return those that could be proven.
 
     A build that was interrupted continues, and one that is done is only read.
 
@@ -28,7 +28,7 @@ def build_tasks(
         source: a folder, `pypi:NAME==VERSION`, or a git URL.
         out: the folder to write.
         max_tasks: stop after this many.
-        options: fields of `BuildOptions`, such as `install=True` for the project's own dependencies.
+        options: fields of `BuildOptions`, such as `install=True` for the project's own dependencies, or `mode="commits"`.
 
     Raises:
         ConfigError: an option is wrong.

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn as EtaColumn
 from rich.syntax import Syntax
 from rich.table import Table
 
+from composer_replication.cli.support.build_display import BuildDisplay, print_reasons, show_report
 from composer_replication.cli.support.options import SandboxOption, wide_console
 from composer_replication.cli.support.set_table import build_and_show_set
 from composer_replication.cli.support.task_table import MOST_ROWS, task_lines, task_table
 from composer_replication.languages.functions import Skipped
-from composer_replication.observe.console import Console, echo
+from composer_replication.observe.console import echo
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.exchange.swebench_import import build_instances
 from composer_replication.tasks.folders import load_tasks
-from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, DeletionMode
+from composer_replication.tasks.report import BuildMode, BuildOptions
 from composer_replication.tasks.sets.sources_file import read_sources
-from composer_replication.tasks.sources.credentials import Credential
 from composer_replication.tasks.sources.fetch import left_open
 from composer_replication.tasks.store import Task, load_task
 from composer_replication.types.errors import ConfigError, TaskError
@@ -34,33 +30,25 @@ from composer_replication.types.errors import ConfigError, TaskError
 if TYPE_CHECKING:
     from composer_replication.teachers import Teacher
 
-app = typer.Typer(help="Build, list and show feature-deletion tasks.", no_args_is_help=True)
+app = typer.Typer(help="Build, list and show tasks.", no_args_is_help=True)
 
-_STAGES = {
-    "fetching": "fetching the source",
-    "installing": "installing its dependencies",
-    "testing": "running its tests, twice",
-    "searching": "searching what sandboxes can read for copies of its code",
-    "validating": "validating",
-}
-_MOST_REASONS = 12
-_MOST_FAILING = 3
+_List = typer.Option("--from", dir_okay=False, help="File with a source a line: build them all into one set.")
+_Size = typer.Option(help="Functions deleted together: a number, or a range such as 3-10. Default: 1; features: 2-12.")
+_Commits = typer.Option(min=1, help="With --mode commits: look at this many of the newest; by default at all.")
+_Since = typer.Option(help="With --mode commits: look only at commits that came after this tag or commit.")
 
 
 @app.command()
 def build(
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the tasks; the same command continues a build.")],
     source: Annotated[str | None, typer.Argument(help="A folder, pypi:NAME==VERSION, or a git URL (URL@REV).")] = None,
-    sources: Annotated[
-        Path | None, typer.Option("--from", dir_okay=False, help="File with a source a line: build them all into one set.")
-    ] = None,
+    sources: Annotated[Path | None, _List] = None,
     retry: Annotated[bool, typer.Option("--retry", help="With --from: try sources again that were refused before.")] = False,
     max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
-    mode: Annotated[DeletionMode, typer.Option(help="Bodies, whole functions, or whole features across files.")] = "stub",
-    size: Annotated[
-        str | None,
-        typer.Option(help="Functions deleted together: a number, or a range such as 3-10. Default: 1; features: 2-12."),
-    ] = None,
+    mode: Annotated[BuildMode, typer.Option(help="Delete bodies, functions or features, or undo commits.")] = "stub",
+    commits: Annotated[int | None, _Commits] = None,
+    since: Annotated[str, _Since] = "",
+    size: Annotated[str | None, _Size] = None,
     difficulty: Annotated[str, typer.Option(help="Range of the estimated difficulty, such as 0.3-0.8.")] = "0-1",
     instruction: Annotated[InstructionStyle, typer.Option(help="How much the instruction tells the agent.")] = "terse",
     mutants: Annotated[int, typer.Option(min=0, help="Try a task's tests on this many wrong versions of its code.")] = 0,
@@ -85,17 +73,17 @@ def build(
 ) -> None:
     """Turn a repository with tests into tasks: delete features whose tests can verify that they are back.
 
+    With --mode commits, undo commits of a git repository instead, one a task: those whose tests fail without their code.
+
     With --from, turn many repositories into one set of tasks; options hold for each of them. Exits with 3 when no task could be
     validated, and with 1 when some sources of a list have none.
     """
-    (fewest, most), (easiest, hardest) = _range(size or "0", "--size"), _range(difficulty, "--difficulty")
     options = BuildOptions(
         max_tasks=max_tasks,
         mode=mode,
-        min_group_size=int(fewest),
-        group_size=int(most),
-        min_difficulty=easiest,
-        max_difficulty=hardest,
+        commits=commits,
+        since=since,
+        **_ranges(size or "0", difficulty),
         instruction=instruction,
         mutants=mutants,
         kill_rate=kill_rate,
@@ -117,37 +105,39 @@ def build(
         tests=tuple(tests or ()),
         sandbox=sandbox,
     )
+    _build(source, sources, out, options, retry=retry)
+
+
+def _build(source: str | None, sources: Path | None, out: Path, options: BuildOptions, *, retry: bool) -> None:
     if (source is None) == (sources is None):
         raise ConfigError("a build takes one source, or a list of them with --from", fix="give one of the two")
-    if sources is not None:
-        build_and_show_set(read_sources(sources), out, options, retry=retry)
-    elif source is not None:
-        _build_and_show(source, out, options)
-
-
-def _build_and_show(source: str, out: Path, options: BuildOptions) -> None:
-    if what := left_open(source, installs=options.install):
+    if source is None:
+        build_and_show_set(read_sources(sources or Path()), out, options, retry=retry)
+        return
+    if what := left_open(source, installs=options.runs_programs):
         echo(f"not confined: {what}", err=True)
-    with _Display() as display:
+    with BuildDisplay(each=options.mode == "commits") as display:
         report = build_tasks(source, out, options, progress=display.show)
-    _show_report(report, out)
+    show_report(report, out)
 
 
 @app.command()
 def revert(
-    rows: Annotated[Path, typer.Argument(help="JSONL file with the columns of SWE-bench.")],
+    rows: Annotated[Path, typer.Argument(help="JSONL file with rows of SWE-bench, SWE-Gym, SWE-rebench or SWE-smith.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the tasks; those already there are not built again.")],
     instance: Annotated[str, typer.Option(help="Id of one instance; all by default.")] = "",
     checkout: Annotated[
-        str, typer.Option(help="Repository with the commits: a path or git URL; by default the row's repo.")
+        str, typer.Option(help="Repository with the commits: a path or git URL; by default the row's, on GitHub.")
     ] = "",
     max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
     allow_credentials: Annotated[list[str] | None, typer.Option(help="Pattern of files whose credentials are made up.")] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests, with what they import.")] = None,
+    install: Annotated[bool, typer.Option("--install", help="Make an environment a row in OUT; equal ones are shared.")] = False,
+    timeout: Annotated[float, typer.Option(help="With --install: seconds for one run of a project's whole test suite.")] = 300.0,
     task_timeout: Annotated[float, typer.Option(help="Seconds for one run of a task's tests.")] = 60.0,
     sandbox: SandboxOption = "auto",
 ) -> None:
-    """Turn SWE-bench-style rows into tasks by reverting their gold patches; what a row claims is confirmed by real runs.
+    """Turn SWE-bench-style rows into tasks by reverting their patches; what a row claims is confirmed by real runs.
 
     Exits with 1 when some instances could not be confirmed, and with 3 when none could.
     """
@@ -155,15 +145,17 @@ def revert(
         max_tasks=max_tasks,
         allow_credentials=tuple(allow_credentials or ()),
         python=python,
+        install=install,
+        timeout_s=timeout,
         task_timeout_s=task_timeout,
         sandbox=sandbox,
     )
-    with _Display() as display:
+    with BuildDisplay(each=True) as display:
         tasks, dropped = build_instances(rows, out, only=instance, checkout=checkout, options=options, progress=display.show)
     console = wide_console()
     if tasks:
         console.print(task_table(tasks))
-    _print_reasons(console, Counter(entry.reason for entry in dropped).most_common())
+    print_reasons(console, Counter(entry.reason for entry in dropped).most_common(), what="instances")
     console.print(f"{len(tasks)} tasks from {len(tasks) + len(dropped)} instances\n{out!s}", soft_wrap=True)
     if not tasks:
         raise TaskError(f"no instance of {rows} could be confirmed", fix="see the reasons above")
@@ -199,7 +191,7 @@ def describe(
     tasks = [task for task in load_tasks(folder) if "instruction_by" not in task.provenance]
     done, skipped = asyncio.run(_rewrite(tasks, writer, folder / ".build" / "writer.sqlite", max_usd))
     console = wide_console()
-    _print_reasons(console, Counter(entry.reason for entry in skipped).most_common())
+    print_reasons(console, Counter(entry.reason for entry in skipped).most_common())
     console.print(f"{len(done)} of {len(tasks)} instructions written by {model}", soft_wrap=True, highlight=False)
 
 
@@ -254,6 +246,17 @@ def show(task: Annotated[Path, typer.Argument(help="Folder of one task, FOLDER/T
     console.print(Syntax(loaded.gold_patch(), "diff", background_color="default", word_wrap=True))
 
 
+def _ranges(size: str, difficulty: str) -> dict[str, Any]:
+    """Return the options of a build that are ranges."""
+    (fewest, most), (easiest, hardest) = _range(size, "--size"), _range(difficulty, "--difficulty")
+    return {
+        "min_group_size": int(fewest),
+        "group_size": int(most),
+        "min_difficulty": easiest,
+        "max_difficulty": hardest,
+    }
+
+
 def _range(text: str, option: str) -> tuple[float, float]:
     """Parse `N` or `N-M` into two numbers."""
     low, _, high = text.partition("-")
@@ -276,94 +279,3 @@ def _hidden(task: Task) -> str:
     strength = f"forgeable: {hidden.weakness}" if task.spec.forgeable else "trivial bodies and the tests' answers by heart fail"
     programs = f"{len(hidden.programs)} held-out programs, {new} of them with calls that no test makes"
     return f"{programs}; {len(hidden.anti_tests)} anti-tests; {strength}"
-
-
-class _Display(Progress):
-    """Stage, bar and ETA on stderr; on anything but a terminal one line per stage."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        eta = (TimeElapsedColumn(), TextColumn("ETA"), EtaColumn())
-        super().__init__(*columns, *eta, console=console, transient=True, disable=not console.is_terminal)
-        self._bar = self.add_task("starting", total=None)
-        self._stage = ""
-
-    def show(self, event: BuildEvent) -> None:
-        label = _STAGES[event.stage]
-        if event.stage != self._stage and not self.console.is_terminal:
-            self.console.print(label, soft_wrap=True)
-        if event.stage != self._stage:
-            self.reset(self._bar, total=None)
-        self._stage = event.stage
-        if event.total:
-            label = f"{label}: {event.tasks} tasks, {event.dropped} dropped"
-        done, total = event.done, event.total
-        if event.wanted is not None and event.wanted - event.tasks < event.total - event.done:
-            done, total = event.tasks, event.wanted
-        self.update(self._bar, description=label, completed=done, total=total or None)
-
-
-def _show_report(report: BuildReport, out: Path) -> None:
-    console = wide_console()
-    if report.tasks:
-        console.print(task_table([load_task(out / task_id) for task_id in report.tasks]))
-    _print_reasons(console, report.reasons())
-    _print_credentials(console, report.credentials)
-    _print_failing(console, report.failing)
-    console.print(_summary(report, out), soft_wrap=True, highlight=False)
-    if not report.tasks:
-        raise TaskError(
-            f"no task of {report.source} could be validated ({report.candidates} candidates)",
-            fix="see the reasons above; --package and --tests choose other code, --size and --difficulty other candidates, "
-            "--task-timeout and --budget give more time",
-        )
-
-
-def _print_reasons(console: Console, reasons: list[tuple[str, int]]) -> None:
-    if not reasons:
-        return
-    table = Table("no task, because", "functions", box=box.SIMPLE_HEAD)
-    for reason, count in reasons[:_MOST_REASONS]:
-        table.add_row(reason, str(count))
-    if len(reasons) > _MOST_REASONS:
-        table.add_row("other reasons, in build.json", str(sum(count for _, count in reasons[_MOST_REASONS:])))
-    console.print(table)
-
-
-def _print_credentials(console: Console, found: Sequence[Credential]) -> None:
-    """Print where something looks like a credential, never what."""
-    if not found:
-        return
-    table = Table("in every task, and looks like a", "file", "line", box=box.SIMPLE_HEAD)
-    for credential in found[:_MOST_REASONS]:
-        table.add_row(credential.kind, credential.path, str(credential.line))
-    if len(found) > _MOST_REASONS:
-        table.add_row(f"and {len(found) - _MOST_REASONS} more, in build.json", "", "")
-    console.print(table)
-
-
-def _print_failing(console: Console, failing: Sequence[str]) -> None:
-    """Print the first of the project's tests that fail by themselves, one per line."""
-    if not failing:
-        return
-    more = f"\n  and {len(failing) - _MOST_FAILING} more, in build.json" if len(failing) > _MOST_FAILING else ""
-    first = "".join(f"\n  {' '.join(line.split())}" for line in failing[:_MOST_FAILING])
-    title = f"tests of the project that fail before anything is deleted, and count for nothing: {len(failing)}"
-    console.print(title + first + more, soft_wrap=True, highlight=False)
-
-
-def _summary(report: BuildReport, out: Path) -> str:
-    tried = len(report.tasks) + len(report.dropped)
-    left = {"max_tasks": " (--max reached)", "budget": " (--budget reached; build again to continue)"}.get(report.stopped, "")
-    tests = f"{report.tests_passing} tests pass"
-    tests += f", {report.tests_failing} fail" if report.tests_failing else ""
-    tests += f", {report.tests_flaky} are flaky" if report.tests_flaky else ""
-    forgeable = f"{report.forgeable} of {len(report.tasks)} tasks are forgeable: runs leave them out by default\n"
-    notes = "".join(f"{note}\n" for note in report.notes)
-    impossible = f"{report.impossible} of {len(report.tasks)} tasks are impossible: no program is rewarded for them\n"
-    return (
-        f"{len(report.tasks)} tasks from {tried} of {report.candidates} candidates{left} in {report.seconds:g} s; {tests}\n"
-        f"{notes}{forgeable if report.forgeable else ''}{impossible if report.options.get('impossible') else ''}"
-        f"licence {report.licence}; {report.isolation}\n{out!s}"
-    )

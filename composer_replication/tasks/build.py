@@ -12,44 +12,38 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from composer_replication.languages.functions import Function, Skipped
-from composer_replication.languages.layout import NoTestsError, RepositoryLayout
-from composer_replication.languages.protocol import Language
-from composer_replication.languages.registry import language_of
 from composer_replication.sandbox import Limits, open_sandbox
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.opening import remote_python
-from composer_replication.tasks.features.decide import VERDICTS, Decider
-from composer_replication.tasks.features.select import Candidate, choose_candidates
-from composer_replication.tasks.files import foreign_state, read_json, storage_errors, tree_files, write_whole
+from composer_replication.tasks.features.decide import VERDICTS, BuildWork, Decider
+from composer_replication.tasks.features.deletions import CHECKS, deletions_of
+from composer_replication.tasks.files import kept, read_json, restored, storage_errors, write_whole
+from composer_replication.tasks.history.clone import REPOSITORY, fetch_newest
+from composer_replication.tasks.history.work import commits_of
 from composer_replication.tasks.index import write_index
 from composer_replication.tasks.proofs.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
 from composer_replication.tasks.proofs.fitting import fit_environment
-from composer_replication.tasks.proofs.leak import INSTALLED, VENDORED, LeakScanner, copies_of
-from composer_replication.tasks.proofs.validate import Validator, slug_of
+from composer_replication.tasks.proofs.leak import refuse_copies
+from composer_replication.tasks.proofs.validate import slug_of
 from composer_replication.tasks.report import BUILD_REPORT, BuildEvent, BuildOptions, BuildReport, Progress
+from composer_replication.tasks.sources.accepted import AcceptedProject, accept
 from composer_replication.tasks.sources.benchmarks import Benchmarks
-from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.environment import made_for, make_environment
 from composer_replication.tasks.sources.fetch import left_open
-from composer_replication.tasks.sources.licence import check_licence, licence_of
 from composer_replication.tasks.sources.source import SOURCE_RECORD, STATE, PristineTree, digest_of, fetch_source
-from composer_replication.tasks.store import digests_of, docs_of
 from composer_replication.types.errors import ConfigError, SourceError, TaskError
 
 __all__ = ["BuildEvent", "BuildOptions", "BuildReport", "build_tasks"]
 
-_BASELINE, _FITTED, _CHECKS = "baseline.json", "environment.json", "hidden.json"
-_NO_TESTS = "name the project's repository instead (composer tasks build URL@TAG), or its tests with --tests PATH"
-_T = TypeVar("_T")
+_BASELINE, _FITTED = "baseline.json", "environment.json"
 
 
 def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, progress: Progress | None = None) -> BuildReport:
-    """Build validated feature-deletion tasks from `source` into the folder `out`.
+    """Build validated tasks from `source` into the folder `out`, by deleting features or by undoing commits.
 
     An interrupted build is continued by the same call and gives the same tasks.
 
@@ -72,16 +66,19 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     state = out / STATE
     _check_out(source, out)
     tell(BuildEvent("fetching"))
-    project = _accepted(_pristine(source, state, options, out), options)
+    project = accept(_pristine(source, state, options, out), options, Benchmarks(options.benchmarks))
     runner = _runner(project, out, options, tell)
     tell(BuildEvent("testing"))
-    measured = _measured(project, runner, state, options)
-    tell(BuildEvent("searching"))
-    run = Decider(
+    baseline = _baseline(project, runner, state, options)
+    work: BuildWork[Any]
+    if options.mode == "commits":
+        work = commits_of(project, runner, out, state, options)
+    else:
+        work = deletions_of(project, baseline, runner, state, options, tell)
+    run: Decider[Any] = Decider(
         out,
         state,
-        validator=_validator(project, measured, runner, state, options),
-        candidates=measured.candidates,
+        work=work,
         options=options,
         tell=tell,
         deadline=None if options.budget_s is None else start + options.budget_s,
@@ -95,19 +92,20 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         isolation=runner.sandbox.isolation.summary(),
         tasks=tuple(run.tasks),
         dropped=tuple(run.dropped),
-        skipped=measured.skipped,
-        candidates=len(measured.candidates),
-        tests_passing=len(measured.baseline.passing),
-        tests_failing=len(measured.baseline.failing),
-        tests_flaky=len(measured.baseline.flaky),
-        failing=measured.baseline.failing,
+        skipped=work.skipped,
+        candidates=len(work.candidates),
+        tests_passing=len(baseline.passing),
+        tests_failing=len(baseline.failing),
+        tests_flaky=len(baseline.flaky),
+        failing=baseline.failing,
         stopped=stopped,
         forgeable=run.forgeable,
         impossible=run.impossible,
         seconds=round(time.monotonic() - start, 1),
+        pythons=run.pythons,
         credentials=project.credentials,
-        notes=(*filter(None, [project.fetched.note]), *(read_json(state / _FITTED) or ()), *measured.hidden.notes),
-        not_confined=left_open(source, installs=options.install),
+        notes=(*filter(None, [project.fetched.note]), *(read_json(state / _FITTED) or ()), *work.notes),
+        not_confined=left_open(source, installs=options.runs_programs),
         options=json.loads(json.dumps(asdict(options), default=str)),
     )
     write_index(out)
@@ -115,59 +113,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     return report
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Project:
-    """A source that may be built from."""
-
-    fetched: PristineTree
-    language: Language
-    layout: RepositoryLayout
-    licence: str
-    benchmarks: Benchmarks
-    credentials: tuple[Credential, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
-    """What runs of a project's tests say about its functions."""
-
-    baseline: Baseline
-    hidden: Any
-    functions: list[Function]
-    candidates: list[Candidate]
-    skipped: tuple[Skipped, ...]
-
-
-def _accepted(fetched: PristineTree, options: BuildOptions) -> _Project:
-    """Look at a source's files alone. Raises SourceError for one that is not to be built from."""
-    benchmarks = Benchmarks(options.benchmarks)
-    benchmarks.check(fetched)
-    licence = licence_of(fetched.tree)
-    check_licence(licence, options.licences, fetched.label)
-    try:
-        language = language_of(tree_files(fetched.tree))
-        layout = language.layout(fetched.tree, options.packages, options.tests)
-    except NoTestsError as error:
-        if fetched.note:
-            raise SourceError(fetched.note, fix=_NO_TESTS) from error
-        raise
-    credentials = find_credentials(fetched.tree, options.allow_credentials)
-    refuse_credentials(credentials, layout.tests, fetched.label)
-    _refuse_options(language, options)
-    return _Project(
-        fetched=fetched, language=language, layout=layout, licence=licence, benchmarks=benchmarks, credentials=credentials
-    )
-
-
-def _refuse_options(language: Language, options: BuildOptions) -> None:
-    """Refuse what a language does not have. Raises ConfigError."""
-    if options.mode not in language.modes:
-        raise ConfigError(
-            f"the mode {options.mode!r} is not there for {language.name}", fix=f"choose one of {', '.join(language.modes)}"
-        )
-
-
-def _runner(project: _Project, out: Path, options: BuildOptions, tell: Progress) -> CodeRunner:
+def _runner(project: AcceptedProject, out: Path, options: BuildOptions, tell: Progress) -> CodeRunner:
     sandbox = open_sandbox(options.sandbox)
 
     def runner_of(python: Path) -> CodeRunner:
@@ -189,7 +135,7 @@ def _runner(project: _Project, out: Path, options: BuildOptions, tell: Progress)
 
 
 def _installed(
-    project: _Project, folder: Path, state: Path, options: BuildOptions, runner_of: Callable[[Path], CodeRunner]
+    project: AcceptedProject, folder: Path, state: Path, options: BuildOptions, runner_of: Callable[[Path], CodeRunner]
 ) -> CodeRunner:
     """Return what runs tests in the environment of an earlier call, made anew where it is gone, or find one and keep what its
     tests gave."""
@@ -199,72 +145,28 @@ def _installed(
             sandbox = runner_of(folder).sandbox
             return runner_of(make_environment(folder, fetched.tree, fetched.name, wanted, sandbox=sandbox, base=options.python))
         if project.language.requirements is not None:
-            python = make_environment(
-                folder,
-                fetched.tree,
-                fetched.name,
-                project.language.requirements,
-                sandbox=runner_of(folder).sandbox,
-                base=options.python,
-            )
-            return runner_of(python)
+            sandbox, tools = runner_of(folder).sandbox, project.language.requirements
+            return runner_of(make_environment(folder, fetched.tree, fetched.name, tools, sandbox=sandbox, base=options.python))
         fitted = fit_environment(fetched, project.layout, folder, runner_of=runner_of, base=options.python)
     write_whole(state / _FITTED, json.dumps(fitted.notes).encode())
     write_whole(state / _BASELINE, json.dumps(baseline_to_json(fitted.baseline)).encode())
     return fitted.runner
 
 
-def _measured(project: _Project, runner: CodeRunner, state: Path, options: BuildOptions) -> _Measured:
+def _baseline(project: AcceptedProject, runner: CodeRunner, state: Path, options: BuildOptions) -> Baseline:
     """Run the tests, unless an earlier call did."""
     tree, layout = project.fetched.tree, project.layout
-    _refuse_copies(project.fetched, layout, runner, options)
-    baseline = _kept(
+    refuse_copies(runner.sandbox, runner.python, tree, layout.imports, installed=options.install)
+    return kept(
         state / _BASELINE,
         lambda: measure_baseline(runner, tree, layout=layout, installed=options.install),
         baseline_from_json,
         baseline_to_json,
     )
-    language = project.language
-    functions, skipped = _functions(tree, language, layout, options)
-    candidates, uncovered = choose_candidates(functions, baseline.coverage, baseline.passing, options=options)
-    hidden = _kept(
-        state / _CHECKS,
-        lambda: language.make_book(runner, tree, layout, baseline.passing, options.seed),
-        language.book_from_json,
-        language.book_to_json,
-    )
-    return _Measured(baseline=baseline, hidden=hidden, functions=functions, candidates=candidates, skipped=(*skipped, *uncovered))
 
 
 def _limits(seconds: float) -> Limits:
     return Limits(wall_s=seconds, cpu_s=seconds)
-
-
-def _validator(project: _Project, measured: _Measured, runner: CodeRunner, state: Path, options: BuildOptions) -> Validator:
-    """Make the validator: everything is read, hashed, compiled and searched for once."""
-    tree, layout = project.fetched.tree, project.layout
-    files = {path: (tree / path).read_bytes() for path in layout.sources}
-    return Validator(
-        source=project.fetched,
-        layout=layout,
-        options=options,
-        baseline=measured.baseline,
-        hidden=measured.hidden,
-        compiled=project.language.compiled(runner, tree, state / "compiled", layout),
-        language=project.language,
-        files=files,
-        digests=digests_of(tree),
-        docs=docs_of(tree),
-        licence=project.licence,
-        benchmarks=project.benchmarks,
-        credentials=project.credentials,
-        scanner=LeakScanner(tree),
-        copies=project.language.find_copies(
-            runner.sandbox, runner.python, files, [function.key for function in measured.functions]
-        ),
-        runner=replace(runner, limits=_limits(options.task_timeout_s)),
-        staging=state / "staged",
-    )
 
 
 # --- the stages ------------------------------------------------------------------------------------------------------
@@ -283,19 +185,20 @@ def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Pri
     """
     tree, record_file = state / "pristine", state / SOURCE_RECORD
     order = {"source": source, "options": json.loads(json.dumps(options.shaping, default=str))}
-    record = _restored(record_file, _source_record)
+    record = restored(record_file, _source_record)
     bound = (state / VERDICTS).exists()
     if record is not None and record["order"] != order:
         if bound:
             raise TaskError(_other_build(out, record["order"], order), fix=_other_place(out, record))
         _begun_anew(state)
         record = None
-    if record is not None and not Path(source).is_dir() and tree.is_dir() and digest_of(tree) == record["digest"]:
+    there = tree.is_dir() and (options.mode != "commits" or (state / REPOSITORY).is_dir())
+    if record is not None and not Path(source).is_dir() and there and digest_of(tree) == record["digest"]:
         return PristineTree(name=record["name"], label=record["label"], digest=record["digest"], tree=tree, note=record["note"])
     fresh = state / "pristine.new"
     with storage_errors(state):
         shutil.rmtree(fresh, ignore_errors=True)
-    fetched = fetch_source(source, fresh, without=out)
+    fetched = fetch_newest(source, fresh, state) if options.mode == "commits" else fetch_source(source, fresh, without=out)
     if record is not None and fetched.digest != record["digest"]:
         if bound:
             raise TaskError(f"{source} has changed since {out} was built from it", fix=_other_place(out, record))
@@ -318,7 +221,7 @@ def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Pri
 def _begun_anew(state: Path) -> None:
     """Remove what a build that decided nothing has measured."""
     with storage_errors(state):
-        for name in (SOURCE_RECORD, _BASELINE, _FITTED, _CHECKS):
+        for name in (SOURCE_RECORD, _BASELINE, _FITTED, CHECKS):
             (state / name).unlink(missing_ok=True)
 
 
@@ -339,49 +242,3 @@ def _source_record(found: dict[str, Any]) -> dict[str, Any]:
 
 def _other_place(out: Path, record: dict[str, Any]) -> str:
     return f"choose another --out, or delete {out / STATE} and that build's tasks, {out / slug_of(record['name'])}-*"
-
-
-def _refuse_copies(source: PristineTree, layout: RepositoryLayout, runner: CodeRunner, options: BuildOptions) -> None:
-    """Refuse an interpreter that has the project installed, or vendored in what is. Raises SourceError."""
-    python = runner.python
-    ways = {
-        INSTALLED: (
-            "a copy of {0} installed ({1})",
-            "one of the project's dependencies, or pytest, needs the project itself: it cannot be built from",
-        ),
-        VENDORED: ("a vendored copy of {0} ({1})", "delete {1} if the tests do without it, and build again"),
-    }
-    for program, (what, cure) in ways.items():
-        for copy in copies_of(program, runner.sandbox, python, source.tree, layout.imports).items():
-            fix = cure.format(*copy) if options.install else "use an environment without it: --install, or --python PATH"
-            raise SourceError(f"{python} has {what.format(*copy)}, which would give the answers away", fix=fix)
-
-
-def _kept(file: Path, make: Callable[[], _T], read: Callable[[Any], _T], write: Callable[[_T], Any]) -> _T:
-    """Return what an earlier call wrote to `file`, or make it and write it."""
-    known = _restored(file, read)
-    if known is None:
-        known = make()
-        write_whole(file, json.dumps(write(known)).encode())
-    return known
-
-
-def _functions(
-    tree: Path, language: Language, layout: RepositoryLayout, options: BuildOptions
-) -> tuple[list[Function], list[Skipped]]:
-    functions: list[Function] = []
-    skipped: list[Skipped] = []
-    for path in layout.sources:
-        found, left = language.find_functions(path, (tree / path).read_bytes(), options.keep_docstring)
-        functions += found
-        skipped += left
-    return functions, skipped
-
-
-def _restored(file: Path, read: Callable[[Any], _T]) -> _T | None:
-    """Read what an earlier call wrote to `file`; None where there is none. Raises TaskError for what another release wrote."""
-    known = read_json(file)
-    try:
-        return None if known is None else read(known)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise foreign_state(file) from error

@@ -8,12 +8,14 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.types.errors import StorageError, TaskError
+
+_T = TypeVar("_T")
 
 
 @contextlib.contextmanager
@@ -41,6 +43,24 @@ def read_json(path: Path) -> Any:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise TaskError(f"{path} cannot be read ({error})", fix=f"delete {path.parent} and build again") from error
+
+
+def kept(file: Path, make: Callable[[], _T], read: Callable[[Any], _T], write: Callable[[_T], Any]) -> _T:
+    """Return what an earlier call wrote to `file`, or make it and write it."""
+    known = restored(file, read)
+    if known is None:
+        known = make()
+        write_whole(file, json.dumps(write(known)).encode())
+    return known
+
+
+def restored(file: Path, read: Callable[[Any], _T]) -> _T | None:
+    """Read what an earlier call wrote to `file`; None where there is none. Raises TaskError for what another release wrote."""
+    known = read_json(file)
+    try:
+        return None if known is None else read(known)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise foreign_state(file) from error
 
 
 def write_whole(path: Path, data: bytes) -> None:

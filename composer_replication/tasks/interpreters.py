@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from composer_replication.sandbox import SandboxKind
@@ -17,11 +17,14 @@ from composer_replication.types.errors import TaskError
 _log = logging.getLogger(__name__)
 
 
-def build_python(folder: Path, sandbox: SandboxKind = "auto") -> Path:
+def build_python(folder: Path, sandbox: SandboxKind = "auto", other: str = "") -> Path:
     """Return the interpreter that the tasks of `folder` were built with, by its `build.json`; this process's own when there is
     none.
 
     With a sandbox on another machine it is that machine's.
+
+    Args:
+        other: instead of the build's, the interpreter that `build.json` names for some tasks (`BuildReport.pythons`).
 
     Raises:
         SandboxError: that machine cannot be reached.
@@ -33,10 +36,10 @@ def build_python(folder: Path, sandbox: SandboxKind = "auto") -> Path:
     if record is None:
         return Path(sys.executable)
     try:
-        recorded = Path(record["python"])
+        recorded = folder / (other or record["python"])  # the folder counts where the path is relative to it
     except (KeyError, TypeError) as error:
         raise TaskError(f"{folder / BUILD_REPORT} names no interpreter", fix="restore it, or build the tasks again") from error
-    for python in (recorded, folder / ".venv" / "bin" / "python"):  # the second in a folder that was moved
+    for python in (recorded, *([] if other else [folder / ".venv" / "bin" / "python"])):  # the second in a folder that was moved
         if python.exists():
             return python
     raise TaskError(
@@ -59,15 +62,25 @@ def interpreters_of(tasks: Sequence[Task], python: Path | None = None, sandbox: 
     """
     if python is not None:
         return {task.spec.task_id: python.absolute() for task in tasks}
-    found: dict[Path, Path] = {}
+    found: dict[tuple[Path, str], Path] = {}
     gone: list[TaskError] = []
-    for folder in dict.fromkeys(task.root.resolve().parent for task in tasks):
+    folders = {task.spec.task_id: task.root.resolve().parent for task in tasks}
+    named = {folder: _named(folder) for folder in dict.fromkeys(folders.values())}
+    places = {task_id: (folder, named[folder].get(task_id, "")) for task_id, folder in folders.items()}
+    for folder, other in dict.fromkeys(places.values()):
         try:
-            found[folder] = build_python(folder, sandbox).absolute()
+            found[folder, other] = build_python(folder, sandbox, other).absolute()
         except TaskError as error:
             gone.append(error)
     if gone and not found:
         raise gone[0]
     for missing in gone:
         _log.warning("left out: %s; %s", missing.message, missing.fix)
-    return {task.spec.task_id: found[folder] for task in tasks if (folder := task.root.resolve().parent) in found}
+    return {task_id: found[place] for task_id, place in places.items() if place in found}
+
+
+def _named(folder: Path) -> Mapping[str, str]:
+    """Return by id the interpreters of a folder's tasks that have another one than its build."""
+    record = read_json(folder / BUILD_REPORT)
+    found = record.get("pythons") if isinstance(record, dict) else None
+    return {str(name): str(python) for name, python in found.items()} if isinstance(found, dict) else {}

@@ -32,7 +32,7 @@ class Python:
     """See `languages.protocol.Language`."""
 
     name = "python"
-    modes = ("stub", "delete", "feature")
+    modes = ("stub", "delete", "feature", "commits")
     requirements = None
 
     def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +17,12 @@ from composer_replication.types.errors import ConfigError
 _FEATURE_SIZES = (2, 12)
 BUILD_REPORT = "build.json"
 """The file of a build's folder that holds its `BuildReport`."""
-DeletionMode: TypeAlias = Literal["stub", "delete", "feature"]
+BuildMode: TypeAlias = Literal["stub", "delete", "feature", "commits"]
+_NOT_OF_COMMITS = (
+    *("min_group_size", "group_size", "min_difficulty", "max_difficulty", "instruction"),
+    *("mutants", "kill_rate", "impossible", "keep_docstring"),
+)
+"""Options that say how features are deleted: a commit's task has none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +31,13 @@ class BuildOptions:
 
     max_tasks: int | None = None
     """Stop after this many validated tasks; a later build with more continues, and one with fewer keeps those there are."""
-    mode: DeletionMode = "stub"
+    mode: BuildMode = "stub"
     """`stub` replaces bodies; `delete` removes functions with their imports; `feature` removes in this way a function with those
-    that it uses and only its tests reach."""
+    that it uses and only its tests reach; `commits` undoes what commits of a git source changed in the code, not in the tests."""
+    commits: int | None = None
+    """With mode `commits`: how many to look at, from the newest along first parents; all by default."""
+    since: str = ""
+    """With mode `commits`: look at none that this revision, a tag or a commit's id, already has."""
     min_group_size: int = 0
     group_size: int = 0
     """Fewest and most functions deleted together; sizes between them alternate. 0 stands for 1, and with `feature` for 2 and
@@ -79,7 +88,8 @@ class BuildOptions:
         fewest, most = _FEATURE_SIZES if self.mode == "feature" else (1, 1)
         object.__setattr__(self, "min_group_size", self.min_group_size or min(fewest, self.group_size or fewest))
         object.__setattr__(self, "group_size", self.group_size or max(most, self.min_group_size))
-        for name in ("min_group_size", "group_size", "jobs", "max_tasks"):
+        self._check_mode()
+        for name in ("min_group_size", "group_size", "jobs", "max_tasks", "commits"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}", fix="give a number of at least 1")
@@ -105,9 +115,27 @@ class BuildOptions:
             raise ConfigError(f"impossible is {self.impossible}", fix="give a share between 0 and 1")
 
     @property
+    def runs_programs(self) -> bool:
+        """Whether pip or git runs also where the source is a folder."""
+        return self.install or self.mode == "commits"
+
+    def _check_mode(self) -> None:
+        """Raise ConfigError for options that the mode does not take."""
+        if self.mode != "commits":
+            if self.commits is not None or self.since:
+                name = "since" if self.since else "commits"
+                raise ConfigError(f"{name} says which commits are undone, and the mode is {self.mode}", fix="set mode = commits")
+            return
+        defaults = {field.name: field.default for field in fields(self)} | {"min_group_size": 1, "group_size": 1}
+        for name in _NOT_OF_COMMITS:
+            if getattr(self, name) != defaults[name]:
+                raise ConfigError(f"{name} says how features are deleted, and the mode is commits", fix=f"leave {name} out")
+
+    @property
     def shaping(self) -> dict[str, Any]:
         """The options that determine the tasks."""
-        free = ("max_tasks", "jobs", "budget_s", "sandbox", "timeout_s")
+        free = {"max_tasks", "jobs", "budget_s", "sandbox", "timeout_s"}
+        free |= set() if self.mode == "commits" else {"commits", "since"}
         return {name: value for name, value in asdict(self).items() if name not in free}
 
 
@@ -123,6 +151,8 @@ class BuildEvent:
     tasks: int = 0
     wanted: int | None = None
     dropped: int = 0
+    last: str = ""
+    """The candidate decided last, and the task's id or why it is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +164,7 @@ class BuildReport:
     licence: str
     """`licence_of` the project."""
     python: str
+    """The interpreter of the tests, but for those of `pythons`."""
     isolation: str
     tasks: tuple[str, ...]
     """Ids in order of candidates; each is a folder of OUT."""
@@ -155,6 +186,8 @@ class BuildReport:
     itself."""
     seconds: float
     """Wall-clock seconds of this call."""
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    """By id, interpreters of tasks that have another one: paths, relative to OUT where they lie there."""
     credentials: tuple[Credential, ...] = ()
     """Places in the project's files that look like credentials, and are therefore in every task's tree."""
     failing: tuple[str, ...] = ()

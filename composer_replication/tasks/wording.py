@@ -36,7 +36,7 @@ def worded(tasks: Sequence[Task], style: InstructionStyle | None) -> list[Task]:
     """Return the tasks with the instruction that a build with `style` gives them, in memory only; None leaves them unchanged.
 
     Raises:
-        TaskError: the functions of one cannot be named, as in a reversion of a SWE-bench row.
+        TaskError: the functions of one cannot be named, as in a commit's task and in the reversion of a SWE-bench row.
     """
     if style is None:
         return list(tasks)

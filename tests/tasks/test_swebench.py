@@ -17,7 +17,8 @@ import pytest
 from composer_replication.languages.functions import Skipped
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import grade
-from composer_replication.tasks.exchange.swebench_import import build_instances, read_instances
+from composer_replication.tasks.exchange.swebench_import import build_instances
+from composer_replication.tasks.exchange.swebench_rows import read_instances
 from composer_replication.tasks.report import BuildEvent, BuildOptions
 from composer_replication.tasks.store import Task, load_task
 from composer_replication.types.errors import SourceError

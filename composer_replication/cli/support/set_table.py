@@ -30,7 +30,7 @@ def build_and_show_set(sources: Sequence[str], out: Path, options: BuildOptions,
         TaskError: none has any.
         ConfigError, StorageError: as `build_set`.
     """
-    if what := next(filter(None, (left_open(source, installs=options.install) for source in sources)), ""):
+    if what := next(filter(None, (left_open(source, installs=options.runs_programs) for source in sources)), ""):
         echo(f"not confined: {what}", err=True)
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("sources"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -2,8 +2,9 @@
 
 A row says which commit of a repository a patch solved an issue in, and which tests tell (`patch`, `test_patch`, `FAIL_TO_PASS`,
 `PASS_TO_PASS`; 2310.06770, section 2). Its tree with both patches is the solved one; the task's is the same without the gold
-patch, its tests in place. That is a reversion, not a feature deletion, and `provenance` says so. What a row claims about its
-tests is believed only as far as real runs confirm it here.
+patch, its tests in place. A row of SWE-smith has a patch that breaks the code (2504.21798, section 2): its base tree is the
+solved one, and the task's has the patch. That is a reversion, not a feature deletion, and `provenance` says so. What a row claims
+about its tests is believed only as far as real runs confirm it here.
 """
 
 from __future__ import annotations
@@ -14,86 +15,33 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from composer_replication.languages.functions import Skipped
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.beneath import OpenFolder
-from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.grading.pytest_run import require_modules
 from composer_replication.sandbox.opening import remote_python
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.exchange.foreign_files import DAMAGED, damage
+from composer_replication.tasks.exchange.row_environments import RowEnvironments
+from composer_replication.tasks.exchange.swebench_rows import Instance, read_instances
 from composer_replication.tasks.files import storage_errors, write_whole
-from composer_replication.tasks.held_out.choice import numbers_of
-from composer_replication.tasks.held_out.solution_checks import checks_of_solution
 from composer_replication.tasks.index import write_index
-from composer_replication.tasks.proofs.task_copies import refuse_shown
+from composer_replication.tasks.proofs.reversion import editable_of, write_reversion
 from composer_replication.tasks.report import BUILD_REPORT, BuildEvent, BuildOptions, Progress
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.layout import guess_layout
-from composer_replication.tasks.sources.source import PristineTree, digest_of, fetch_source
-from composer_replication.tasks.spec import is_inside
-from composer_replication.tasks.store import Task, load_task, publish_task, write_task
-from composer_replication.types import Outcome, TaskSpec, Unscored
+from composer_replication.tasks.sources.source import STATE, PristineTree, digest_of, fetch_source
+from composer_replication.tasks.store import Task, load_task, publish_task
+from composer_replication.types import TaskSpec
 from composer_replication.types.errors import SandboxError, SourceError, StorageError, TaskError, one_of
 
-_COLUMNS = ("instance_id", "base_commit", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "problem_statement")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
-    """One row."""
-
-    instance_id: str
-    repo: str
-    base_commit: str
-    patch: str
-    test_patch: str
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
-    problem_statement: str
-
-
-def read_instances(file: Path) -> Iterator[Instance | Skipped]:
-    """Read the rows of a JSONL file as SWE-bench publishes it; lists of tests may be lists or JSON in a string.
-
-    A row that is no instance is yielded as `Skipped`, by the number of its line.
-
-    Raises:
-        SourceError: the file cannot be read.
-    """
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{file} cannot be read: {error}", fix="name a JSONL file with the columns of SWE-bench") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield _instance(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                columns = f"each row needs the columns {', '.join(_COLUMNS)}"
-                yield Skipped(f"line {number}", f"it is not an instance ({type(error).__name__}: {error}); {columns}")
-
-
-def _instance(row: Any) -> Instance:
-    """Read one row. Raises ValueError, KeyError, TypeError, AttributeError or RecursionError on one that is no instance."""
-    json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is a ValueError
-    values = {name.lower(): row[name] for name in _COLUMNS}
-    for name in ("fail_to_pass", "pass_to_pass"):
-        tests = json.loads(values[name]) if isinstance(values[name], str) else values[name]
-        values[name] = tuple(map(str, tests))
-        outside = [test_id for test_id in values[name] if not is_inside(test_id.partition("::")[0])]
-        if outside:
-            raise ValueError(f"{outside[0][:80]} lies outside of the repository")
-    wrong = [name for name, value in values.items() if not isinstance(value, str | tuple)]
-    if wrong:
-        raise TypeError(f"{wrong[0]} is not a text")
-    return Instance(repo=str(row.get("repo", "")), **values)
+_BROKEN = "Tests of the project fail, such as {}. Find out why, and mend the code."
+"""The instruction of a row that has none."""
+_MOST_NAMED = 3
 
 
 def build_instances(
@@ -105,12 +53,13 @@ def build_instances(
 
     Args:
         only: the id of one instance; empty for all.
-        checkout: as in `revert`; the row's `repo` when empty.
-        options: of these, `max_tasks`, `python`, `sandbox`, `task_timeout_s` and `allow_credentials` count.
+        checkout: a git URL, or the path of a repository that has the commits; the row's `repo` when empty.
+        options: of these, `max_tasks`, `python`, `install`, `sandbox`, `timeout_s`, `task_timeout_s` and `allow_credentials`
+            count. With `install` each row has an environment, which it may share, below `out`; without, all have one interpreter.
 
     Raises:
         SourceError: there is no such file or instance.
-        TaskError: the interpreter has no pytest.
+        TaskError: the interpreter has no pytest, or the state of `out` is another release's.
         SandboxError: no sandbox is available, or the sandbox broke before the first instance.
         StorageError: `out` cannot be written.
     """
@@ -123,33 +72,52 @@ def build_instances(
         raise SourceError(f"{file} has no instance {only}", fix=one_of(only, (instance.instance_id for instance in known)))
     sandbox = open_sandbox(options.sandbox)
     python = (options.python or remote_python(options.sandbox) or Path(sys.executable)).absolute()
-    require_modules(sandbox, python, "pytest")
+    environments = _environments(out, sandbox, python, options)
     tasks: list[Task] = []
     dropped = [row for row in rows if isinstance(row, Skipped) and not only]
-    for instance in instances:
-        progress(BuildEvent("validating", len(tasks) + len(dropped), len(instances), len(tasks), options.max_tasks, len(dropped)))
-        if len(tasks) == options.max_tasks:
+    last = ""
+    for instance in [*instances, None]:
+        done = len(tasks) + len(dropped)
+        progress(BuildEvent("validating", done, len(instances), len(tasks), options.max_tasks, len(dropped), last))
+        if instance is None or len(tasks) == options.max_tasks:
             break
         try:
-            tasks.append(
-                _built(out / task_id_of(instance))
-                or revert(instance, checkout or instance.repo, out, sandbox=sandbox, python=python, options=options)
+            task = _built(out / task_id_of(instance)) or revert(
+                instance, checkout, out, sandbox=sandbox, python=environments or python, options=options
             )
+            tasks.append(task)
+            last = f"{instance.instance_id}: a task"
+            continue
         except StorageError:
             raise
         except (TaskError, SandboxError) as error:
-            dropped.append(Skipped(instance.instance_id, error.message))
+            reason = error.message
         except DAMAGED as error:
-            dropped.append(Skipped(instance.instance_id, damage(error)))
+            reason = damage(error)
+        left = instance.install.left() if environments and instance.install else ""
+        dropped.append(Skipped(instance.instance_id, f"{reason}; {left}" if left else reason))
+        last = f"{instance.instance_id}: {dropped[-1].reason}"
     record = {
         "source": file.name,
         "python": str(python),
+        "pythons": {task.spec.task_id: own for task in tasks if (own := task.provenance.get("python"))},
         "tasks": [task.spec.task_id for task in tasks],
         "dropped": [asdict(entry) for entry in dropped],
     }
     write_index(out)
     write_whole(out / BUILD_REPORT, json.dumps(record, indent=1).encode() + b"\n")
     return tasks, dropped
+
+
+def _environments(out: Path, sandbox: Sandbox, python: Path, options: BuildOptions) -> RowEnvironments | None:
+    """Return what makes an environment a row where that was asked for. Raises TaskError and SourceError."""
+    if not options.install:
+        require_modules(sandbox, python, "pytest")
+        return None
+    if remote_python(options.sandbox) is not None:
+        fix = "make an environment there, and name its interpreter with --python PATH"
+        raise SourceError("nothing can be installed on the machine of a remote sandbox", fix=fix)
+    return RowEnvironments(out, sandbox, options)
 
 
 def _built(root: Path) -> Task | None:
@@ -160,59 +128,78 @@ def _built(root: Path) -> Task | None:
         return None
 
 
-def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, python: Path, options: BuildOptions) -> Task:
+def revert(
+    instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, python: Path | RowEnvironments, options: BuildOptions
+) -> Task:
     """Write the task of one instance below `out`, proven with the grader: gold code 1 and untouched tree 0, twice each.
 
     Pass-to-pass tests that do not pass every time are left out, and what remains is proven again, with its hidden checks.
 
     Args:
-        checkout: a git URL, or the path of a repository that has the commit.
+        checkout: a git URL, or the path of a repository that has the commit; the row's `repo` when empty.
+        python: the interpreter of the tests, or what makes one.
 
     Raises:
         SourceError: the commit cannot be fetched, a patch does not apply, removes a file or changes no source, the patch or the
-            code around it holds credentials, or a fail-to-pass test or hidden check does not hold every time.
+            code around it holds credentials, the row's environment cannot be made, or a fail-to-pass test or hidden check does
+            not hold every time.
         SandboxError: the sandbox broke.
         StorageError: the task cannot be written.
     """
     with scratch_folder() as scratch:
-        url = Path(checkout).resolve().as_uri() if Path(checkout).is_dir() else checkout
-        source = fetch_source(f"{url}@{instance.base_commit}", scratch / "solved")
-        _apply(source.tree, instance.test_patch, f"the test patch of {instance.instance_id}")
-        paths = _paths(instance)
-        before = {path: file.read_bytes() if (file := source.tree / path).is_file() else None for path in paths}
-        _apply(source.tree, instance.patch, f"the patch of {instance.instance_id}")
-        gone = [path for path in paths if not (source.tree / path).is_file()]
-        if gone or not paths:
-            what = f"removes {gone[0]}" if gone else "changes no file"
-            raise SourceError(f"the patch of {instance.instance_id} {what}", fix="leave the instance out: it cannot be reverted")
-        spec = _spec(instance, source, paths, options.task_timeout_s)
+        source = fetch_source(instance.source(checkout), scratch / "solved")
+        before = _undone(instance, source.tree)
+        spec = _spec(instance, source, sorted(before), options.task_timeout_s)
         _refuse_credentials(instance, source.tree, options.allow_credentials)
-        facts: dict[str, Any] = {
-            "kind": "reversion of a gold patch",
+        facts = {
+            "kind": "reversion of a patch that breaks code" if instance.breaks else "reversion of a gold patch",
             "instance_id": instance.instance_id,
             "base_commit": instance.base_commit,
             "fail_to_pass_claimed": len(instance.fail_to_pass),
             "pass_to_pass_claimed": len(instance.pass_to_pass),
         }
-        staged = out / ".build" / "staged" / spec.task_id
-        task = write_task(spec, staged, pristine=source.tree, deleted=before, provenance=facts | {"flaky_tests": 0})
-        refuse_shown(task, sandbox, python)
-        unsteady = _prove(task, sandbox, python)
-        spec = replace(spec, pass_to_pass=tuple(i for i in spec.pass_to_pass if i not in unsteady))
-        spec = replace(spec, hidden=checks_of_solution(spec, task.repo, task.gold_files(), sandbox=sandbox, python=python))
-        facts |= {"flaky_tests": len(unsteady), **numbers_of(spec.hidden), "parts_not_asked": spec.hidden.untold}
-        if spec != task.spec:
-            task = write_task(spec, staged, pristine=source.tree, deleted=before, provenance=facts)
-            _prove(task, sandbox, python)
+        if isinstance(python, RowEnvironments):
+            environments, python = python, python.python_for(source, instance.install)
+            facts["python"] = environments.name_of(python)
+        staged = out / STATE / "staged" / spec.task_id
+        name = f"instance {spec.task_id}"
+        write_reversion(spec, staged, name=name, pristine=source.tree, before=before, facts=facts, sandbox=sandbox, python=python)
         publish_task(staged, out / spec.task_id)
     return load_task(out / spec.task_id)
 
 
+def _undone(instance: Instance, tree: Path) -> dict[str, bytes | None]:
+    """Make the solved tree of a base tree, and return the files that the task has otherwise, as it has them.
+
+    Raises:
+        SourceError: a patch does not apply or makes a link, or the solution removes a file or changes none.
+    """
+    name, paths = instance.instance_id, _paths(instance)
+    _apply(tree, instance.test_patch, f"the test patch of {name}")
+    if instance.breaks:
+        _apply(tree, instance.patch, f"the patch of {name}")
+        before = _contents(tree, paths)
+        _apply(tree, instance.patch, f"the reverse of the patch of {name}", "--reverse")
+    else:
+        before = _contents(tree, paths)
+        _apply(tree, instance.patch, f"the patch of {name}")
+    gone = [path for path in paths if not (tree / path).is_file()]
+    if gone or not paths:
+        what = f"{'adds' if instance.breaks else 'removes'} {gone[0]}" if gone else "changes no file"
+        raise SourceError(f"the patch of {name} {what}", fix="leave the instance out: it cannot be reverted")
+    return before
+
+
+def _contents(tree: Path, paths: list[str]) -> dict[str, bytes | None]:
+    return {path: file.read_bytes() if (file := tree / path).is_file() else None for path in paths}
+
+
 def _refuse_credentials(instance: Instance, tree: Path, allowed: tuple[str, ...]) -> None:
     """Raise SourceError when a line of the patch holds what looks like a credential, or the code beside it a certain one."""
-    found, added = find_credentials(tree, allowed), set(instance.patch.split("\n"))
+    found, sign = find_credentials(tree, allowed), "-" if instance.breaks else "+"
+    added = set(instance.patch.split("\n"))
     for credential in found:
-        if f"+{_line(tree, credential)}" in added:
+        if f"{sign}{_line(tree, credential)}" in added:
             raise SourceError(
                 f"the patch of {instance.instance_id} holds a credential: {credential}",
                 fix=f"leave the instance out; if it is made up: --allow-credentials {credential.path}",
@@ -238,15 +225,14 @@ def _paths(instance: Instance) -> list[str]:
     return sorted(set(names))
 
 
-def _apply(tree: Path, patch: str, what: str) -> None:
+def _apply(tree: Path, patch: str, what: str, *how: str) -> None:
     """Apply a patch to a tree of regular files. Raises SourceError when it does not apply or leaves anything else behind."""
     if not patch.strip():
         return
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
     with storage_errors(tree):
-        done = subprocess.run(
-            ["git", "apply", "--whitespace=nowarn", "-"], cwd=tree, input=patch.encode(), capture_output=True, env=environment
-        )
+        command = ["git", "apply", "--whitespace=nowarn", *how, "-"]
+        done = subprocess.run(command, cwd=tree, input=patch.encode(), capture_output=True, env=environment)
     if done.returncode != 0:
         said = (done.stderr.decode(errors="replace").strip().splitlines() or ["git gave no reason"])[0]
         raise SourceError(f"{what} does not apply: {said}", fix="check base_commit and the checkout")
@@ -259,43 +245,15 @@ def _apply(tree: Path, patch: str, what: str) -> None:
 
 def _spec(instance: Instance, source: PristineTree, paths: list[str], timeout_s: float) -> TaskSpec:
     layout = guess_layout(source.tree)
-    named = {test_id.partition("::")[0] for test_id in (*instance.fail_to_pass, *instance.pass_to_pass)}
     return TaskSpec(
         task_id=task_id_of(instance),
         source=f"{instance.repo or source.name}@{instance.base_commit}",
         source_digest=digest_of(source.tree),
-        instruction=instance.problem_statement.strip(),
+        instruction=instance.problem_statement.strip() or _BROKEN.format(", ".join(sorted(instance.fail_to_pass)[:_MOST_NAMED])),
         deleted=(),
         fail_to_pass=tuple(sorted(instance.fail_to_pass)),
         pass_to_pass=tuple(sorted(instance.pass_to_pass)),
-        editable=tuple(dict.fromkeys([*layout.editable, *(p for p in paths if p not in named)])),
+        editable=editable_of(layout, paths, (*instance.fail_to_pass, *instance.pass_to_pass)),
         python_path=layout.python_path,
         test_timeout_s=timeout_s,
     )
-
-
-def _prove(task: Task, sandbox: Sandbox, python: Path) -> frozenset[str]:
-    """Grade the gold code and the untouched tree, twice each; return the pass-to-pass tests that did not always pass.
-
-    Raises:
-        SourceError: a fail-to-pass test passed without the patch or did not pass with it, or a hidden check did not hold.
-        SandboxError: the sandbox broke.
-    """
-    spec, unsteady = task.spec, set[str]()
-    for files in (task.gold_files(), {}) * 2:
-        report = grade(spec, task.repo, files, sandbox=sandbox, python=python)
-        if isinstance(report.reward, Unscored):
-            raise SandboxError(f"instance {spec.task_id} could not be graded: {report.reward.reason}")
-        passed = {i for i, outcome in report.outcomes.items() if outcome is Outcome.PASSED}
-        wrong = [i for i in spec.fail_to_pass if (i in passed) is not bool(files)]
-        if wrong or not spec.fail_to_pass:
-            what = "does not pass with" if files else "passes without"
-            found = f"{wrong[0]} {what} its patch" if wrong else "it names no fail-to-pass test"
-            raise SourceError(
-                f"instance {spec.task_id} does not hold here: {found}",
-                fix="name an interpreter that has what its tests need: --python PATH",
-            )
-        if files and report.hidden_broken:
-            raise SourceError(f"instance {spec.task_id} does not hold here: {report.reasons[0]}", fix="leave the instance out")
-        unsteady |= set(spec.pass_to_pass) - passed
-    return frozenset(unsteady)

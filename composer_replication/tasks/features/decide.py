@@ -6,15 +6,15 @@ import json
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from composer_replication.languages.functions import Skipped
-from composer_replication.tasks.features.select import Candidate
 from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
-from composer_replication.tasks.proofs.validate import CandidateVerdict, Validator
+from composer_replication.tasks.proofs.validate import CandidateVerdict
 from composer_replication.tasks.report import BuildEvent, BuildOptions, Progress
 from composer_replication.tasks.store import load_task, publish_task
 from composer_replication.types.errors import TaskError
@@ -23,7 +23,48 @@ VERDICTS = "verdicts.jsonl"
 """The file of a build's state with a line for each decided candidate."""
 
 
-class Decider:
+class Decidable(Protocol):
+    """A candidate for a task."""
+
+    @property
+    def key(self) -> str:
+        """A name that is the same in every build of the same source."""
+        ...
+
+
+_C = TypeVar("_C", bound=Decidable)
+_Tried = TypeVar("_Tried", bound=Decidable, contravariant=True)
+
+
+class Deciding(Protocol[_Tried]):
+    """Decides on candidates, from several threads at once."""
+
+    @property
+    def staging(self) -> Path:
+        """The folder below which it leaves the tasks that it has proven."""
+        ...
+
+    def validate(self, candidate: _Tried) -> CandidateVerdict:
+        """Prove a task, or say why it is none. Raises SandboxError and StorageError, which say nothing about the candidate."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildWork(Generic[_C]):
+    """What a build decides on."""
+
+    validator: Deciding[_C]
+    candidates: Sequence[_C]
+    """In the order in which they are decided."""
+    skipped: tuple[Skipped, ...] = ()
+    """What is not tried, and why."""
+    notes: tuple[str, ...] = ()
+    """For `BuildReport.notes`."""
+    jobs: int = 1
+    """Candidates decided at once."""
+
+
+class Decider(Generic[_C]):
     """Decides candidates in order on a few threads, and publishes tasks in that order.
 
     Args:
@@ -40,16 +81,16 @@ class Decider:
         out: Path,
         state: Path,
         *,
-        validator: Validator,
-        candidates: list[Candidate],
+        work: BuildWork[_C],
         options: BuildOptions,
         tell: Progress,
         deadline: float | None,
     ) -> None:
-        self._out, self._state, self._validator, self._candidates = out, state, validator, candidates
-        self._options, self._tell, self._deadline = options, tell, deadline
+        self._out, self._state, self._validator, self._candidates = out, state, work.validator, work.candidates
+        self._jobs, self._tell, self._deadline = work.jobs, tell, deadline
         self.tasks: list[str] = []
         self.dropped: list[Skipped] = []
+        self.pythons: dict[str, str] = {}
         self.forgeable = 0
         self.impossible = 0
         self._verdicts_file = state / VERDICTS
@@ -72,13 +113,14 @@ class Decider:
             if verdict is None:
                 return "budget"
             if verdict.dropped:
-                self.dropped.append(Skipped(verdict.candidate, verdict.dropped, verdict.weakness))
+                self.dropped.append(Skipped(verdict.candidate, verdict.dropped, verdict.weakness or verdict.detail))
             else:
                 self._publish(verdict.task_id)
                 self.tasks.append(verdict.task_id)
+                self.pythons |= {verdict.task_id: verdict.python} if verdict.python else {}
                 self.forgeable += bool(verdict.weakness)
                 self.impossible += verdict.impossible
-            self._report()
+            self._report(verdict)
             if len(self.tasks) == self._most:
                 return "" if len(self.tasks) + len(self.dropped) == len(self._candidates) else "max_tasks"
         return ""
@@ -94,10 +136,10 @@ class Decider:
         self._report()
         waiting: deque[Future[CandidateVerdict] | CandidateVerdict | None] = deque()
         upcoming = iter(self._candidates)
-        executor = ThreadPoolExecutor(self._options.jobs, thread_name_prefix="validate")
+        executor = ThreadPoolExecutor(self._jobs, thread_name_prefix="validate")
         try:
             while True:
-                while len(waiting) < 2 * self._options.jobs and (candidate := next(upcoming, None)) is not None:
+                while len(waiting) < 2 * self._jobs and (candidate := next(upcoming, None)) is not None:
                     waiting.append(self._begin(executor, candidate))
                 if not waiting:
                     return
@@ -109,7 +151,7 @@ class Decider:
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self, executor: ThreadPoolExecutor, candidate: Candidate) -> Future[CandidateVerdict] | CandidateVerdict | None:
+    def _begin(self, executor: ThreadPoolExecutor, candidate: _C) -> Future[CandidateVerdict] | CandidateVerdict | None:
         known = self._known.get(candidate.key)
         if known is not None and (known.dropped or self._is_intact(known.task_id)):
             return known
@@ -152,7 +194,7 @@ class Decider:
             except (TypeError, ValueError) as error:
                 raise foreign_state(self._verdicts_file) from error
 
-    def _report(self) -> None:
+    def _report(self, last: CandidateVerdict | None = None) -> None:
         self._tell(
             BuildEvent(
                 "validating",
@@ -161,5 +203,6 @@ class Decider:
                 tasks=len(self.tasks),
                 wanted=self._most,
                 dropped=len(self.dropped),
+                last="" if last is None else f"{last.candidate}: {last.dropped or last.task_id}",
             )
         )

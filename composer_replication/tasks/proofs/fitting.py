@@ -119,10 +119,7 @@ class _Search:
     _tried_again: bool = False
 
     def __post_init__(self) -> None:
-        paths = [path for path in tree_files(self.project.tree) if path.endswith(".py")]
-        tests = self._tests_among(set(paths).difference(self.layout.sources))
-        self._own = _importable(paths, {*self.layout.python_path, *(path.rpartition("/")[0] or "." for path in tests)})
-        self.wanted = first_wanted(self.declared, imported_modules(self.project.tree, tests) - self._own)
+        self.wanted, self._own = _first_of(self.project, self.layout, self.declared)
 
     def environment(self) -> Path:
         """Make the environment of what is wanted now, and see to it that the project is not in it.
@@ -232,10 +229,27 @@ class _Search:
             del self.wanted[name]
             self.notes.append(f"{name} was left out of the environment: it {why}")
 
-    def _tests_among(self, paths: Iterable[str]) -> list[str]:
-        """Return the files that pytest reads: those of the tests, and every conftest."""
-        tests = self.layout.tests
-        return [p for p in paths if p.rpartition("/")[2] == "conftest.py" or any(p == t or p.startswith(f"{t}/") for t in tests)]
+
+def wanted_at_first(project: PristineTree, layout: RepositoryLayout) -> tuple[str, ...]:
+    """Return the requirements of the environment that the search for a project's begins with, sorted."""
+    wanted, _ = _first_of(project, layout, declared_requirements(project.tree, project.name))
+    return tuple(sorted(line for lines in wanted.values() for line in lines))
+
+
+def _first_of(
+    project: PristineTree, layout: RepositoryLayout, declared: Declared
+) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
+    """Return a first environment's requirements by name, and the modules that the tests import from the tree."""
+    paths = [path for path in tree_files(project.tree) if path.endswith(".py")]
+    tests = _tests_among(set(paths).difference(layout.sources), layout)
+    own = _importable(paths, {*layout.python_path, *(path.rpartition("/")[0] or "." for path in tests)})
+    return first_wanted(declared, imported_modules(project.tree, tests) - own), own
+
+
+def _tests_among(paths: Iterable[str], layout: RepositoryLayout) -> list[str]:
+    """Return the files that pytest reads: those of the tests, and every conftest."""
+    tests = layout.tests
+    return [p for p in paths if p.rpartition("/")[2] == "conftest.py" or any(p == t or p.startswith(f"{t}/") for t in tests)]
 
 
 def _importable(paths: Iterable[str], folders: Iterable[str]) -> frozenset[str]:

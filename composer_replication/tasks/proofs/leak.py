@@ -19,7 +19,7 @@ from pathlib import Path
 from composer_replication.sandbox.protocol import Command, Sandbox, Tree
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.sources.source import is_litter
-from composer_replication.types.errors import SandboxError
+from composer_replication.types.errors import SandboxError, SourceError
 
 _SHINGLE = 6
 _MIN_TOKENS = 12
@@ -114,6 +114,30 @@ def copies_of(program: str, sandbox: Sandbox, python: Path, tree: Path, imports:
         raise SandboxError(f"{python} did not answer from the sandbox ({result.ending}: {said})", fix="try --python") from error
 
 
+def refuse_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[str], *, installed: bool) -> None:
+    """Refuse an interpreter that has the project at `tree` installed, or vendored in what is.
+
+    Args:
+        imports: the project's packages, as its tests import them.
+        installed: the environment was made for the project, so that another one is no advice.
+
+    Raises:
+        SourceError: there is a copy.
+        SandboxError: the sandbox broke or did not answer.
+    """
+    ways = {
+        INSTALLED: (
+            "a copy of {0} installed ({1})",
+            "one of the project's dependencies, or pytest, needs the project itself: it cannot be built from",
+        ),
+        VENDORED: ("a vendored copy of {0} ({1})", "delete {1} if the tests do without it, and build again"),
+    }
+    for program, (what, cure) in ways.items():
+        for copy in copies_of(program, sandbox, python, tree, imports).items():
+            fix = cure.format(*copy) if installed else "use an environment without it: --install, or --python PATH"
+            raise SourceError(f"{python} has {what.format(*copy)}, which would give the answers away", fix=fix)
+
+
 def _tokens(text: str) -> list[str]:
     return _TOKEN.findall(_COMMENT.sub("", text))
 
@@ -121,6 +145,11 @@ def _tokens(text: str) -> list[str]:
 def body_shingles(text: str) -> set[int]:
     """Return hashes, good in this process, of every run of tokens in a body; none when it is too short to be distinctive."""
     return _shingles([text]) if len(_tokens(text)) >= _MIN_TOKENS else set()
+
+
+def is_distinctive(text: str) -> bool:
+    """Return whether a piece of code is long enough that another text does not hold a run of it by chance."""
+    return len(_tokens(text)) >= _SHINGLE
 
 
 def gives_away(text: str, bodies: Iterable[str], *, shown: str = "") -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+import random
+from collections.abc import Callable, Collection, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +22,12 @@ from composer_replication.types.held_out_checks import HeldOutChecks
 
 
 class NoTaskError(Exception):
-    """The candidate is not a task; the message says why."""
+    """The candidate is not a task; the message says why, in words that count the candidates alike."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.detail = detail
+        """What the reason says for this one alone."""
 
 
 class ForgeableError(NoTaskError):
@@ -73,6 +79,31 @@ def run_without(tree: Tree, ids: Set[str], runner: CodeRunner) -> Without:
         unsteady=frozenset(passed[0] ^ passed[1]),
         second=second,
     )
+
+
+def lost_tests(without: Without, passing: Set[str]) -> frozenset[str]:
+    """Return the tests among `passing` in files that cannot be imported without the feature."""
+    broken = {error.partition(": ")[0].partition("::")[0] for error in without.second.collect_errors}
+    return frozenset(i for i in passing if i.partition("::")[0] in broken)
+
+
+def sample_tests(pool: Set[str], near: Container[str], most: int, seed: str) -> frozenset[str]:
+    """Return at most `most` ids of `pool`, the same for the same seed.
+
+    They come from few test files, because each costs its collection in every run: those of `near` first.
+    """
+    rng = random.Random(seed)
+    by_file: dict[str, list[str]] = {}
+    for test_id in sorted(pool):
+        by_file.setdefault(test_id.partition("::")[0], []).append(test_id)
+    files = sorted(by_file)
+    rng.shuffle(files)
+    files.sort(key=lambda file: file not in near)
+    taken: list[str] = []
+    for file in files:
+        room = most - len(taken)
+        taken += by_file[file] if len(by_file[file]) <= room else rng.sample(by_file[file], room)
+    return frozenset(taken)
 
 
 def refuse_without_imports(without: Without) -> None:

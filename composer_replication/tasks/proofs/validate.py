@@ -26,10 +26,12 @@ from composer_replication.tasks.proofs.proof import (
     ForgeableError,
     NoTaskError,
     Without,
+    lost_tests,
     prove,
     refuse_dispensable,
     refuse_without_imports,
     run_without,
+    sample_tests,
     without_functions,
 )
 from composer_replication.tasks.report import BuildOptions
@@ -53,6 +55,10 @@ class CandidateVerdict:
     """Why its reward can be forged (`HeldOutChecks.weakness`)."""
     dropped: str = ""
     """Why it is not a task; empty when it is one."""
+    detail: str = ""
+    """What `dropped` says for this one alone."""
+    python: str = ""
+    """Interpreter of its tests where that is not the build's: a path, relative to the build's folder where it lies there."""
     impossible: bool = False
     flaky: int = 0
     """Tests left out because two equal runs differed."""
@@ -102,19 +108,20 @@ class Validator:
         """
         start = time.monotonic()
         task_id = self._task_id(candidate)
-        dropped, flaky, weakness, impossible = "", 0, "", False
+        dropped, detail, flaky, weakness, impossible = "", "", 0, "", False
         try:
             flaky, weakness, impossible = self._build(candidate, task_id)
         except ForgeableError as reason:
             dropped, weakness = str(reason), reason.weakness
         except NoTaskError as reason:
-            dropped = str(reason)
+            dropped, detail = str(reason), reason.detail
         seconds = round(time.monotonic() - start, 3)
         return CandidateVerdict(
             candidate=candidate.key,
             task_id=task_id,
             weakness=weakness,
             dropped=dropped,
+            detail=detail,
             impossible=impossible,
             flaky=flaky,
             seconds=seconds,
@@ -256,10 +263,11 @@ class Validator:
         """
         tree = Tree(base=self.compiled, changes=deleted)
         pool = self._tests_of_files(deleted) - candidate.tests
-        ids = candidate.tests | self._sample(pool, candidate)
+        near = {test_id.partition("::")[0] for test_id in candidate.tests}
+        sample = sample_tests(pool, near, self.options.pass_to_pass_cap, f"{self.options.seed} {candidate.key}")
+        ids = candidate.tests | sample
         without = run_without(tree, ids, self.runner)
-        broken_files = {error.partition(": ")[0].partition("::")[0] for error in without.second.collect_errors}
-        lost = {i for i in self.baseline.passing if i.partition("::")[0] in broken_files}
+        lost = lost_tests(without, self.baseline.passing)
         if lost - ids:
             without = run_without(tree, ids | lost, self.runner)
         if self.language.removes(self.options.mode):
@@ -270,25 +278,6 @@ class Validator:
         """Return the passing tests that run a line of any of these files."""
         found = (tests for path in paths for tests in self.baseline.coverage.get(path, {}).values())
         return frozenset().union(*found) & self.baseline.passing
-
-    def _sample(self, pool: frozenset[str], candidate: Candidate) -> frozenset[str]:
-        """Return at most `pass_to_pass_cap` ids, the same for the same candidate and seed.
-
-        They come from few test files, because each costs its collection in every run: those of the covering tests first.
-        """
-        rng = random.Random(f"{self.options.seed} {candidate.key}")
-        near = {test_id.partition("::")[0] for test_id in candidate.tests}
-        by_file: dict[str, list[str]] = {}
-        for test_id in sorted(pool):
-            by_file.setdefault(test_id.partition("::")[0], []).append(test_id)
-        files = sorted(by_file)
-        rng.shuffle(files)
-        files.sort(key=lambda file: file not in near)
-        taken: list[str] = []
-        for file in files:
-            room = self.options.pass_to_pass_cap - len(taken)
-            taken += by_file[file] if len(by_file[file]) <= room else rng.sample(by_file[file], room)
-        return frozenset(taken)
 
     def _task_id(self, candidate: Candidate) -> str:
         """Return a readable id, fit for a file name, and the same for the same deletion from the same tree."""

@@ -113,15 +113,22 @@ def is_git_url(source: str) -> bool:
 
 
 def left_open(source: str, *, installs: bool) -> str:
-    """Return what is not confined while a source is fetched and its dependencies are installed; empty for a folder alone."""
+    """Return what is not confined while a source is fetched and its dependencies are installed; empty for a folder alone.
+
+    Args:
+        installs: pip or git runs for a folder too.
+    """
     return "" if Path(source).is_dir() and not installs else not_confined()
 
 
-def clone(source: str, folder: Path) -> tuple[str, str]:
+def clone(source: str, folder: Path, *, whole: bool = False) -> tuple[str, str]:
     """Fetch one commit of `URL[@REV]` into `folder`; returns the URL, without user and password, and the commit's id.
 
     A revision that the server does not hand out by name (an abbreviated commit) costs the whole history. Hooks, submodules and
     prompts are off.
+
+    Args:
+        whole: fetch all commits before it too, and the repository's tags.
 
     Raises:
         SourceError: git is not there, or the URL or the revision cannot be fetched.
@@ -135,13 +142,15 @@ def clone(source: str, folder: Path) -> tuple[str, str]:
     fetch = ("fetch", "-q", "--no-tags", "--no-recurse-submodules")
     commit = "FETCH_HEAD"
     try:
-        git.run(*fetch, "--depth=1", url, revision or "HEAD", network=True)
+        git.run(*fetch, *([] if whole else ["--depth=1"]), url, revision or "HEAD", network=True)
     except SourceError:
         if not revision:
             raise
         git.run(*fetch, url, "+refs/*:refs/fetched/*", network=True)
         commit = git.run("rev-parse", "--verify", f"{revision}^{{commit}}").strip()
     git.run("checkout", "-q", "--detach", commit)
+    if whole:
+        git.run(*fetch, url, "+refs/tags/*:refs/tags/*", network=True)
     return without_password(url), git.run("rev-parse", "HEAD").strip()
 
 

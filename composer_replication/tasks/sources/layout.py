@@ -43,7 +43,7 @@ def guess_layout(tree: Path, *, packages: Sequence[str] = (), tests: Sequence[st
         raise SourceError("no Python package was found in the project", fix="name it: --package PATH")
     if not tests:
         raise NoTestsError("the project has no tests (no test_*.py and no *_test.py)", fix="name them: --tests PATH")
-    sources = tuple(path for path in python if below(path, packages) and not _is_test(path, tests))
+    sources = tuple(path for path in python if below(path, packages) and not is_among_tests(path, tests))
     if not sources:
         raise SourceError(f"{', '.join(packages)} holds no Python file but tests", fix="name another: --package PATH")
     roots = {package: _root_of(package, python) for package in packages}
@@ -65,12 +65,12 @@ def _find_packages(python: Sequence[str]) -> Iterator[str]:
             continue
         initialised = {path.removesuffix("/__init__.py") for path in inside if path.endswith("/__init__.py")}
         tops = {package for package in initialised if package.rpartition("/")[0] not in initialised}
-        modules = {path for path in inside if path.count("/") == 1 and not _is_test(path, ())}
+        modules = {path for path in inside if path.count("/") == 1 and not is_among_tests(path, ())}
         yield from sorted(tops | modules)
         return
     at_root = [path.removesuffix("/__init__.py") for path in python if path.count("/") == 1 and path.endswith("/__init__.py")]
     packages = sorted(package for package in at_root if package not in _NOT_PACKAGES)
-    modules = {path for path in python if "/" not in path and path[:-3] not in _NOT_MODULES and not _is_test(path, ())}
+    modules = {path for path in python if "/" not in path and path[:-3] not in _NOT_MODULES and not is_among_tests(path, ())}
     yield from packages or sorted(modules)
 
 
@@ -78,7 +78,7 @@ def _find_tests(python: Sequence[str]) -> list[str]:
     return around_tests(path for path in python if is_test_file(path) and not _NOT_TESTED.intersection(path.split("/")[:-1]))
 
 
-def _is_test(path: str, tests: Iterable[str]) -> bool:
+def is_among_tests(path: str, tests: Iterable[str]) -> bool:
     """Return whether `path` is a test, lies among tests or configures them."""
     *folders, name = path.split("/")
     return name == "conftest.py" or is_test_file(path) or bool(TEST_FOLDERS.intersection(folders)) or below(path, tests)
@@ -86,7 +86,7 @@ def _is_test(path: str, tests: Iterable[str]) -> bool:
 
 def is_example(path: str, tests: Sequence[str]) -> bool:
     """Return whether `path` is not production code: a test, or among tests, tools, documentation or examples."""
-    return _is_test(path, tests) or bool(_NOT_PACKAGES.intersection(path.split("/")[:-1])) or path.endswith((".md", ".rst"))
+    return is_among_tests(path, tests) or bool(_NOT_PACKAGES.intersection(path.split("/")[:-1])) or path.endswith((".md", ".rst"))
 
 
 def _root_of(package: str, python: Sequence[str]) -> str:

@@ -1,0 +1,64 @@
+"""A source that may be built from, judged by its files alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from composer_replication.languages.layout import NoTestsError, RepositoryLayout
+from composer_replication.languages.protocol import Language
+from composer_replication.languages.registry import language_of
+from composer_replication.tasks.files import tree_files
+from composer_replication.tasks.report import BuildOptions
+from composer_replication.tasks.sources.benchmarks import Benchmarks
+from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
+from composer_replication.tasks.sources.licence import check_licence, licence_of
+from composer_replication.tasks.sources.source import PristineTree
+from composer_replication.types.errors import ConfigError, SourceError
+
+_NO_TESTS = "name the project's repository instead (composer tasks build URL@TAG), or its tests with --tests PATH"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedProject:
+    """A source that may be built from."""
+
+    fetched: PristineTree
+    language: Language
+    layout: RepositoryLayout
+    licence: str
+    benchmarks: Benchmarks
+    credentials: tuple[Credential, ...]
+
+
+def accept(fetched: PristineTree, options: BuildOptions, benchmarks: Benchmarks) -> AcceptedProject:
+    """Look at a source's files alone.
+
+    Raises:
+        SourceError: it is a benchmark's, under another licence than the options allow, holds credentials, or has no package or no
+            tests, or no code of a language that tasks are built in.
+        ConfigError: its language does not have the mode.
+    """
+    benchmarks.check(fetched)
+    licence = licence_of(fetched.tree)
+    check_licence(licence, options.licences, fetched.label)
+    try:
+        language = language_of(tree_files(fetched.tree))
+        layout = language.layout(fetched.tree, options.packages, options.tests)
+    except NoTestsError as error:
+        if fetched.note:
+            raise SourceError(fetched.note, fix=_NO_TESTS) from error
+        raise
+    credentials = find_credentials(fetched.tree, options.allow_credentials)
+    refuse_credentials(credentials, layout.tests, fetched.label)
+    _refuse_mode(language, options)
+    return AcceptedProject(
+        fetched=fetched, language=language, layout=layout, licence=licence, benchmarks=benchmarks, credentials=credentials
+    )
+
+
+def _refuse_mode(language: Language, options: BuildOptions) -> None:
+    """Refuse what a language does not have. Raises ConfigError."""
+    if options.mode not in language.modes:
+        raise ConfigError(
+            f"the mode {options.mode!r} is not there for {language.name}", fix=f"choose one of {', '.join(language.modes)}"
+        )
