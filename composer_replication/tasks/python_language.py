@@ -1,11 +1,10 @@
-"""Python, as the grader and the builder of tasks know it: pytest runs the tests."""
+"""Python, as the builder of tasks knows it, beside what grading knows (`sandbox.grading.python_grading`)."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from composer_replication.languages.functions import Function, Skipped
@@ -14,58 +13,22 @@ from composer_replication.languages.python.delete import delete_bodies
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.languages.python.mutate import mutants_of
 from composer_replication.languages.python.outline import outline
-from composer_replication.sandbox.grading.programs import wrong_programs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.sandbox.grading.tripwire import alarms_of
-from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
+from composer_replication.sandbox.grading.python_grading import PythonGrading
+from composer_replication.sandbox.protocol import Sandbox, Tree
 from composer_replication.tasks.held_out.book import HIDDEN_BOOK, HiddenBook, make_hidden_book
 from composer_replication.tasks.held_out.choice import choose_proven, joint_weakness
 from composer_replication.tasks.proofs.bytecode import compile_tree
 from composer_replication.tasks.proofs.copies import find_copies
 from composer_replication.tasks.sources.layout import guess_layout
-from composer_replication.types import TaskSpec
-from composer_replication.types.errors import TaskError
-from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
+from composer_replication.types.held_out_checks import HeldOutChecks
 
 
-class Python:
+class Python(PythonGrading):
     """See `languages.protocol.Language`."""
 
-    name = "python"
     modes = ("stub", "delete", "feature", "commits")
     requirements = None
-
-    def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:
-        """Return what runs pytest."""
-        return CodeRunner(sandbox=sandbox, python=python, python_path=python_path, limits=limits)
-
-    def refuse_environment(self, task: TaskSpec, python: Path, installed: Installation) -> None:
-        """Refuse an interpreter that can import the deleted code from elsewhere."""
-        for deletion in task.deleted:
-            path = PurePosixPath(deletion.path)
-            folder = next((folder for folder in task.python_path if path.is_relative_to(PurePosixPath(folder))), ".")
-            name = path.relative_to(folder).parts[0].removesuffix(".py")
-            if name in installed.modules:
-                raise TaskError(
-                    f"{python} has a copy of {name} installed, the code of {task.task_id}",
-                    fix="name one without it: --python PATH",
-                )
-
-    def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
-        """Replay programs of steps."""
-        return wrong_programs(runner, tree, programs)
-
-    def alarms(
-        self, task: TaskSpec, pristine: Path, changes: Mapping[str, bytes | None], events: Iterable[str], *, runs: bool
-    ) -> tuple[str, ...]:
-        """Return the alarms of the tripwire."""
-        return alarms_of(task, pristine, changes, events, runs=runs)
-
-    def shell_setup(self, task: TaskSpec, python: Path) -> str:
-        """Put the project's folders on the path of imports."""
-        del python
-        paths = ":".join(f'"$PWD"/{shlex.quote(path)}' for path in task.python_path)
-        return f"export PYTHONPATH={paths}\n"
 
     def holds(self, paths: Sequence[str]) -> bool:
         """Return whether there is any Python file."""

@@ -29,8 +29,8 @@ import tomli_w
 
 from composer_replication.languages.functions import body_of
 from composer_replication.languages.protocol import Language
+from composer_replication.languages.registry import build_language
 from composer_replication.sandbox.beneath import OpenFolder
-from composer_replication.sandbox.grading.languages import language_named
 from composer_replication.tasks.files import link_tree, solved_tree, storage_errors, tree_files, unified_diff, write_files
 from composer_replication.tasks.spec import spec_of
 from composer_replication.types import TaskSpec, to_json
@@ -67,8 +67,7 @@ class Task:
     @property
     def language(self) -> Language:
         """Return the language of its code. Raises TaskError where it is not installed."""
-        found: Language = language_named(self.spec.language)
-        return found
+        return build_language(self.spec.language)
 
     @property
     def repo(self) -> Path:

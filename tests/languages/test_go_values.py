@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.languages.go.calls import Call, names_types
+from composer_replication.languages.go.calls import GoCall, names_types
 from composer_replication.languages.go.held_out import HeldOutCall, _chosen, _tells
 from composer_replication.languages.go.values import as_source, differs, is_value, nodes_of, varied
 
@@ -97,7 +97,7 @@ def test_answers_are_compared(expected: Any, found: Any, other: bool) -> None:
 
 
 def held(given: str, result: str, after: str | None = None) -> HeldOutCall:
-    call = Call(key="m.go::f", folder=".", package="m", name="f", method=False, variadic=False, results=1, given=(text(given),))
+    call = GoCall(key="m.go::f", folder=".", package="m", name="f", method=False, variadic=False, results=1, given=(text(given),))
     seen = {"k": "string", "v": given}
     answer = {"r": [{"k": "string", "v": result}], "a": [seen if after is None else {"k": "string", "v": after}]}
     return HeldOutCall(call=call, answer={**answer, "b": [seen], "z": [{"k": "string", "v": ""}]})
@@ -130,5 +130,5 @@ def test_what_changes_its_argument_is_told_from_what_does_not() -> None:
 
 def test_types_of_a_call_are_named() -> None:
     assert names_types(
-        Call(key="k", folder=".", package="p", name="f", method=False, variadic=False, results=0, given=(PLAIN, number(1)))
+        GoCall(key="k", folder=".", package="p", name="f", method=False, variadic=False, results=0, given=(PLAIN, number(1)))
     ) == {"Entry", "string", "int"}

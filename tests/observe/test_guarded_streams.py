@@ -98,6 +98,8 @@ def test_every_program_of_ours_guards_its_streams():
     programs = {path.relative_to(root).as_posix() for path in programs if "projects" not in path.parts} | {"cli/main.py"}
     bare = {name for name in programs if "guard_streams()" not in (root / name).read_text("utf-8")}
     assert bare == {
+        "languages/go/ask_driver.py",
+        "languages/go/driver.py",
         "replaysim/worker.py",
         "sandbox/program.py",
         "sandbox/grading/pytest_driver.py",

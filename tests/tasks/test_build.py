@@ -490,7 +490,7 @@ def test_another_seed_takes_another_order(small: Built, tmp_path: Path) -> None:
             "--tests",
         ),
         ("import absent_lib\n", {}, "No module named 'absent_lib'", "--python PATH, or install them with --install"),
-        ("X = 1\n", {}, "no test that runs", "--tests"),
+        ("X = 1\n", {}, "no test was found that runs", "--tests"),
         ("def test_a():\n    assert 1\n", {}, "run none of the package's lines", "--package"),
         ("import os, signal\ndef test_a():\n    os.kill(os.getpid(), signal.SIGSEGV)\n", {}, "tests crash", "--tests"),
         ("def test_a():\n    x = bytearray(4 << 30)\n    assert x\n", {}, "more than 1024 MB of memory", "--tests"),
@@ -508,7 +508,7 @@ def test_a_project_whose_tests_do_not_work(
 def test_a_conftest_that_does_not_suit_pytest(write_project: WriteProject, tmp_path: Path) -> None:
     hook = "def pytest_ignore_collect(path, config):\n    return False\n"
     root = write_project({"shop.py": "", "conftest.py": hook, "test_a.py": "def test_a():\n    pass\n"})
-    with pytest.raises(SourceError, match=r"pytest stopped before any test: .*path") as caught:
+    with pytest.raises(SourceError, match=r"the tests stopped before the first one: .*path") as caught:
         build_tasks(str(root), tmp_path / "out", BuildOptions(forgeable=True))
     assert "--python" in (caught.value.fix or "")
 

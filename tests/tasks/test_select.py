@@ -7,6 +7,7 @@ from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox.grading.pytest_run import CoverageByTest
 from composer_replication.tasks.describe import Feature, describe
 from composer_replication.tasks.features.select import choose_candidates, covering_tests
+from composer_replication.tasks.python_language import PYTHON
 from composer_replication.tasks.report import BuildOptions
 
 SOURCE = b"""\
@@ -56,7 +57,12 @@ COVERAGE: CoverageByTest = {
 
 
 def feature(*names: str) -> Feature:
-    return Feature(functions=[BY_NAME[name] for name in names], sources={"m.py": SOURCE}, fail_to_pass=("test_m.py::test_a",))
+    return Feature(
+        functions=[BY_NAME[name] for name in names],
+        sources={"m.py": SOURCE},
+        fail_to_pass=("test_m.py::test_a",),
+        language=PYTHON,
+    )
 
 
 def names(functions: tuple[Function, ...]) -> list[str]:
@@ -178,6 +184,7 @@ def documented(**changes: object) -> Feature:
         "functions": [function],
         "sources": {"shop/m.py": DOCUMENTED},
         "fail_to_pass": tuple(f"tests/test_m.py::test_{n}" for n in range(7)),
+        "language": PYTHON,
         "docs": {"docs/a.md": "the total of it", "docs/b.md": "subtotal"},
     }
     return Feature(**facts | changes)  # type: ignore[arg-type]  # one changed field by name

@@ -23,7 +23,9 @@ from composer_replication.types import to_json
 
 @pytest.fixture(scope="module")
 def exported(tasks, tmp_path_factory):
-    return export_harbor(tasks, tmp_path_factory.mktemp("harbor"), python=Path(sys.executable))
+    return export_harbor(
+        tasks, tmp_path_factory.mktemp("harbor"), pythons={task.spec.task_id: Path(sys.executable) for task in tasks}
+    )
 
 
 def test_harbors_loader_takes_every_task(exported, tasks):

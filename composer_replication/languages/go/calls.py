@@ -24,7 +24,7 @@ _JUDGED_MS, _GOLD_MS = 2000, 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class GoCall:
     """A function and the values that it is given."""
 
     key: str
@@ -63,10 +63,10 @@ def _is_typed(value: Value) -> bool:
     return value["k"] not in ("nil", "interface")
 
 
-def call_of(known: Target, given: Sequence[Value]) -> Call:
+def call_of(known: Target, given: Sequence[Value]) -> GoCall:
     """Return a call of a function."""
     signature = known.signature
-    return Call(
+    return GoCall(
         key=known.key,
         folder=known.folder,
         package=known.package,
@@ -78,7 +78,7 @@ def call_of(known: Target, given: Sequence[Value]) -> Call:
     )
 
 
-def names_types(call: Call) -> set[str]:
+def names_types(call: GoCall) -> set[str]:
     """Return the names of types that a call writes down."""
     words = (word for value in call.given for node in nodes_of(value) for word in _words(node.get("t", "")))
     return set(words)
@@ -89,7 +89,7 @@ def _words(text: str) -> list[str]:
 
 
 def ask(
-    runner: GoRunner, tree: Tree, calls: Sequence[Call], *, judged: bool, extra: Mapping[str, Mapping[str, bytes]] | None = None
+    runner: GoRunner, tree: Tree, calls: Sequence[GoCall], *, judged: bool, extra: Mapping[str, Mapping[str, bytes]] | None = None
 ) -> tuple[list[Answer | None], Ending, str]:
     """Make calls over a tree without its tests; return an answer each, None for one without, how the sandbox ended, and what the
     compiler said.
@@ -122,7 +122,7 @@ def ask(
     return answers, result.ending, said
 
 
-def _files(calls: Sequence[Call], mark: str, judged: bool, extra: Mapping[str, bytes] | None) -> dict[str, str]:
+def _files(calls: Sequence[GoCall], mark: str, judged: bool, extra: Mapping[str, bytes] | None) -> dict[str, str]:
     package = calls[0].package
     listed = "".join(f"\t{call.text},\n" for call in calls)
     asker = template("asker").replace("package PACKAGE", f"package {package}", 1).replace("MARK", mark)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from composer_replication.languages.functions import Function
-from composer_replication.languages.go.calls import Answer, Call, ask, call_of, names_types
+from composer_replication.languages.go.calls import Answer, GoCall, ask, call_of, names_types
 from composer_replication.languages.go.instrument import Target, callables_of, instrumented, packages_of, support, types_of
 from composer_replication.languages.go.runner import GoRunner
 from composer_replication.languages.go.values import Value, differs, is_value, varied
@@ -48,7 +48,7 @@ _BUILTIN = frozenset(
 class HeldOutCall:
     """A call that no test makes, and what the gold code answers."""
 
-    call: Call
+    call: GoCall
     answer: Answer
 
 
@@ -98,9 +98,9 @@ def _named(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {path.rpartition("/")[2]: content for path, content in files.items()}
 
 
-def _recorded(lines: Iterable[Any], known: Mapping[str, Target], types: Mapping[str, set[str]]) -> dict[str, list[Call]]:
+def _recorded(lines: Iterable[Any], known: Mapping[str, Target], types: Mapping[str, set[str]]) -> dict[str, list[GoCall]]:
     """Return the calls that can be made again: of known functions, with types that the sources define."""
-    found: dict[str, list[Call]] = {}
+    found: dict[str, list[GoCall]] = {}
     for line in lines:
         if not (isinstance(line, list) and len(line) == 2 and line[0] in known and isinstance(line[1], list)):
             continue
@@ -114,15 +114,15 @@ def _recorded(lines: Iterable[Any], known: Mapping[str, Target], types: Mapping[
     return found
 
 
-def _numbers(call: Call) -> set[str]:
+def _numbers(call: GoCall) -> set[str]:
     return {word for word in names_types(call) if word.isdigit()}
 
 
 def _with_variations(
-    recorded: Mapping[str, list[Call]], known: Mapping[str, Target], seed: int
-) -> tuple[list[Call], dict[int, int]]:
+    recorded: Mapping[str, list[GoCall]], known: Mapping[str, Target], seed: int
+) -> tuple[list[GoCall], dict[int, int]]:
     """Return calls of the tests with variations, and for each the number of the one it comes from."""
-    calls: list[Call] = []
+    calls: list[GoCall] = []
     bases: dict[int, int] = {}
     for key, found in sorted(recorded.items()):
         rng = random.Random(f"{seed} {key}")
@@ -275,11 +275,11 @@ def wrong_calls(runner: GoRunner, tree: Tree, programs: Sequence[HeldOutProgram]
     return wrong, ending
 
 
-def _call_again(program: HeldOutProgram) -> Call:
+def _call_again(program: HeldOutProgram) -> GoCall:
     """Read a call of a task that anybody may have written. Raises TaskError."""
     try:
         step = json.loads(program.steps)[0][1]
-        call = Call(**{**step, "given": tuple(step["given"])})
+        call = GoCall(**{**step, "given": tuple(step["given"])})
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise TaskError("a held-out call of the task cannot be read", fix="build the task again") from error
     names = (call.package, *call.name.split("."))

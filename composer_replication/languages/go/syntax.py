@@ -212,7 +212,7 @@ def _comment_above(node: Node) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Import:
+class GoImport:
     """One import of a file."""
 
     path: str
@@ -222,7 +222,7 @@ class Import:
     last_byte: int
 
 
-def imports_of(root: Node) -> list[Import]:
+def imports_of(root: Node) -> list[GoImport]:
     """Return the imports of a file."""
     found = []
     for node in root.children:
@@ -234,7 +234,7 @@ def imports_of(root: Node) -> list[Import]:
             path = text_of(quoted).strip('"`') if quoted is not None else ""
             names = (text_of(alias),) if alias is not None else _suggested(path)
             whole = node if len(specs) == 1 else spec
-            found.append(Import(path, () if names in (("_",), (".",)) else names, whole.start_byte, whole.end_byte))
+            found.append(GoImport(path, () if names in (("_",), (".",)) else names, whole.start_byte, whole.end_byte))
     return found
 
 

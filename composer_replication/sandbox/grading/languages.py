@@ -1,6 +1,6 @@
 """The languages that tasks are written in, by name: what the grader asks of each.
 
-A language is one object. Ours are listed here; others come with an entry point of the group `composer_replication.languages`.
+A language is one object. Ours are here; others come with an entry point of the group `composer_replication.languages`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
+from composer_replication.sandbox.grading.python_grading import PythonGrading
 from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
 from composer_replication.types import TaskSpec
 from composer_replication.types.errors import TaskError
 from composer_replication.types.held_out_checks import HeldOutProgram
 
 GROUP = "composer_replication.languages"
-_OWN = {
-    "python": "composer_replication.tasks.python_language:PYTHON",
-    "go": "composer_replication.languages.go.language:GO",
-}
+_OWN = {"go": "composer_replication.languages.go.language:GO"}
+_PYTHON = PythonGrading()
 
 
 class GradedLanguage(Protocol):
@@ -70,21 +69,23 @@ class GradedLanguage(Protocol):
 
 @cache
 def language_named(name: str) -> Any:
-    """Return the object of a language: a `GradedLanguage`, and of one that tasks are built in a `languages.protocol.Language`.
+    """Return a language as grading knows it, a `GradedLanguage`; one other than Python is a `languages.protocol.Language` too.
 
     Raises:
         TaskError: there is none of that name.
     """
+    if name == _PYTHON.name:
+        return _PYTHON
     known = _known()
     if name not in known:
-        raise TaskError(f"there is no language {name!r}", fix=f"one of {', '.join(sorted(known))}, or install what brings it")
+        raise TaskError(f"there is no language {name!r}", fix=f"one of {', '.join(language_names())}, or install what brings it")
     module, _, attribute = known[name].partition(":")
     return getattr(import_module(module), attribute)
 
 
 def language_names() -> list[str]:
     """Return the names of all languages, Python last: a project of another one often has Python files too."""
-    return sorted(_known(), key=lambda name: (name == "python", name))
+    return [*sorted(_known()), _PYTHON.name]
 
 
 @cache

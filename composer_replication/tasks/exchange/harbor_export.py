@@ -21,6 +21,7 @@ from composer_replication.sandbox.transfer.import_closure import PACKAGE, import
 from composer_replication.tasks.exchange import harbor_grade
 from composer_replication.tasks.exchange.images import dockerfile
 from composer_replication.tasks.exchange.pins import Pins, pins_of
+from composer_replication.tasks.exchange.python_only import refuse_other_languages
 from composer_replication.tasks.files import copy_tree, storage_errors, write_files
 from composer_replication.tasks.store import Task
 from composer_replication.types import TaskSpec, to_json
@@ -56,9 +57,10 @@ def export_harbor(tasks: Sequence[Task], out: Path, *, pythons: Mapping[str, Pat
             into the image.
 
     Raises:
-        TaskError: a task is damaged, or its interpreter does not run.
+        TaskError: a task is damaged or not in Python, or its interpreter does not run.
         StorageError: `out` cannot be written.
     """
+    refuse_other_languages(tasks)
     written = []
     for task in tasks:
         root = out / task.spec.task_id.replace("/", "__")

@@ -11,6 +11,7 @@ from pathlib import Path
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from composer_replication.languages.registry import build_language
 from composer_replication.sandbox.interpreter import ask
 from composer_replication.tasks.sources.declared import declared_requirements, name_of
 from composer_replication.types import TaskSpec
@@ -45,11 +46,15 @@ class Pins:
 
 
 def pins_of(spec: TaskSpec, tree: Path, python: Path) -> Pins:
-    """Return the version of `python`, and of pytest and everything the tree declares as far as `python` has it, with
-    dependencies.
+    """Return the version of `python`, and of what the tests need as far as `python` has it, with dependencies.
+
+    That is pytest and everything the tree declares or, in another language than Python, the packages that bring its tools.
 
     Raises TaskError when the interpreter does not run, and SandboxError when it does not answer.
     """
+    tools = build_language(spec.language).requirements
+    if tools is not None:
+        return _asked(python, tuple(sorted(map(name_of, tools))))
     names = {name_of(line) for line in declared_requirements(tree, project_of(spec.source)).every}
     return _asked(python, ("pytest", *sorted(names)))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.sandbox.scratch import scratch_folder
+from composer_replication.tasks.exchange.python_only import refuse_other_languages
 from composer_replication.tasks.files import copy_tree, storage_errors, write_files, write_whole
 from composer_replication.tasks.store import Task
 from composer_replication.types.errors import TaskError
@@ -40,9 +41,10 @@ def export_swebench(tasks: Sequence[Task], out: Path) -> Path:
     """Write `tasks.jsonl`, one row per possible task, and a git bundle for each; returns the path of the rows.
 
     Raises:
-        TaskError: git is missing or fails, or every task is impossible.
+        TaskError: git is missing or fails, every task is impossible, or one is not in Python.
         StorageError: `out` cannot be written.
     """
+    refuse_other_languages(tasks)
     possible = [task for task in tasks if not task.spec.impossible]
     if not possible:
         raise TaskError("every task is impossible, which a row cannot say", fix="export others, or to Harbor")

@@ -9,8 +9,8 @@ import pytest
 
 from composer_replication.diloco.serverless import HFJobsExecutor, ModalExecutor, SkyExecutor
 from composer_replication.diloco.serverless.cloud import check_image, vendor
-from composer_replication.diloco.serverless.hf_jobs import _refusal
 from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
+from composer_replication.types.hub_errors import _refusal
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_secrets_are_a_list() -> None:
 @pytest.mark.parametrize(("status", "kind"), [(400, ConfigError), (408, BackendError), (429, BackendError), (503, BackendError)])
 def test_a_service_that_wants_to_be_asked_later_is_no_wrong_request(status, kind) -> None:
     error = SimpleNamespace(response=SimpleNamespace(status_code=status), server_message="slow down")
-    assert type(_refusal(error)) is kind
+    assert type(_refusal(error, "start jobs")) is kind

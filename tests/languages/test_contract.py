@@ -1,0 +1,71 @@
+"""Every language keeps its contract, and a project finds its language."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from contract import check
+
+from composer_replication.languages.go.language import GO
+from composer_replication.languages.registry import language_of
+from composer_replication.sandbox.grading.languages import language_named
+from composer_replication.tasks.python_language import PYTHON
+from composer_replication.types.errors import SourceError, TaskError
+
+PROJECTS = {
+    "python": {
+        "pack/__init__.py": "",
+        "pack/words.py": 'def loud(text):\n    """Make it loud."""\n    text = text.strip()\n    return text.upper()\n',
+        "tests/test_words.py": "from pack.words import loud\n\n\ndef test_loud():\n    assert loud(' a ') == 'A'\n",
+    },
+    "go": {
+        "go.mod": "module words\n\ngo 1.21\n",
+        "words.go": 'package words\n\nimport "strings"\n\n// Make it loud.\nfunc loud(text string) string {\n'
+        "\ttext = strings.TrimSpace(text)\n\treturn strings.ToUpper(text)\n}\n",
+        "words_test.go": 'package words\n\nimport "testing"\n\nfunc TestLoud(t *testing.T) {\n\tif loud(" a ") != "A" {\n'
+        "\t\tt.Fail()\n\t}\n}\n",
+    },
+}
+
+
+def write(root: Path, name: str) -> Path:
+    for path, text in PROJECTS[name].items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize("language", [PYTHON, GO], ids=lambda language: language.name)
+def test_a_language_keeps_the_contract(language: object, tmp_path: Path) -> None:
+    name = language.name
+    check(language, write(tmp_path, name), function="loud", comment="Make it loud.")
+
+
+def test_a_project_finds_its_language() -> None:
+    assert language_of(["go.mod", "tools/gen.py", "a.go"]) is GO
+    assert language_of(["pack/__init__.py", "sub/go.mod"]) is PYTHON
+    with pytest.raises(SourceError, match="no code of a language") as error:
+        language_of(["Main.java"])
+    assert "go, python" in error.value.fix
+
+
+def test_an_unknown_language_is_named_with_those_there_are() -> None:
+    with pytest.raises(TaskError, match="no language 'cobol'") as error:
+        language_named("cobol")
+    assert "go, python" in error.value.fix
+
+
+def test_go_layout_leaves_aside_what_is_no_package(tmp_path: Path) -> None:
+    root = write(tmp_path, "go")
+    for path in ("vendor/x/x.go", "testdata/y.go", "cmd/tool/main.go", "_old/z.go", "sub/deep.go"):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("package x\n")
+    layout = GO.layout(root, (), ())
+    assert layout.sources == ("sub/deep.go", "words.go")
+    assert layout.editable == ("*.go", "sub/*.go")
+    with pytest.raises(SourceError, match="no gone"):
+        GO.layout(root, ("gone",), ())
+    (root / "words_test.go").unlink()
+    with pytest.raises(SourceError, match="no tests"):
+        GO.layout(root, (), ())
