@@ -27,6 +27,11 @@ class Language(GradedLanguage, Protocol):
         ...
 
     @property
+    def extras(self) -> tuple[str, ...]:
+        """Names of the options of a build that not every language has, and this one has: `mutants`, `impossible`."""
+        ...
+
+    @property
     def requirements(self) -> tuple[str, ...] | None:
         """Python packages that bring its tools, for an environment of its own; None where the project's tests decide."""
         ...
@@ -44,8 +49,15 @@ class Language(GradedLanguage, Protocol):
         """
         ...
 
-    def prepare(self, python: Path, tree: Path) -> None:
-        """Make ready what every run of the tests needs, in the environment of `python`. Raises SourceError."""
+    def prepare(self, python: Path, tree: Path, *, fetch: bool) -> None:
+        """Make ready what every run of the tests needs, in the environment of `python`.
+
+        Args:
+            fetch: ask the network for what the project requires.
+
+        Raises:
+            SourceError: something cannot be had.
+        """
         ...
 
     def find_functions(self, path: str, source: bytes, keep_docstring: bool) -> tuple[list[Function], list[Skipped]]:
@@ -64,6 +76,14 @@ class Language(GradedLanguage, Protocol):
 
     def removes(self, mode: str) -> bool:
         """Return whether a mode removes functions whole, not only their bodies."""
+        ...
+
+    def broken_without(self, errors: Sequence[str]) -> str:
+        """Return why a deletion is no task, where test files could not be built or imported without it; empty where that is one.
+
+        Args:
+            errors: `TestRun.collect_errors`.
+        """
         ...
 
     def outline(self, source: bytes, qualname: str) -> tuple[str, str]:

@@ -28,6 +28,7 @@ class Python(PythonGrading):
     """See `languages.protocol.Language`."""
 
     modes = ("stub", "delete", "feature", "commits")
+    extras = ("mutants", "impossible")
     requirements = None
 
     def holds(self, paths: Sequence[str]) -> bool:
@@ -38,7 +39,7 @@ class Python(PythonGrading):
         """Guess packages and tests."""
         return guess_layout(tree, packages=packages, tests=tests)
 
-    def prepare(self, python: Path, tree: Path) -> None:
+    def prepare(self, python: Path, tree: Path, *, fetch: bool) -> None:
         """Do nothing: an environment is ready when it is installed."""
 
     def find_functions(self, path: str, source: bytes, keep_docstring: bool) -> tuple[list[Function], list[Skipped]]:
@@ -63,6 +64,11 @@ class Python(PythonGrading):
     def removes(self, mode: str) -> bool:
         """Return whether more than bodies is deleted."""
         return mode != "stub"
+
+    def broken_without(self, errors: Sequence[str]) -> str:
+        """Return nothing: a file that cannot be imported fails its tests, and the others run."""
+        del errors
+        return ""
 
     def outline(self, source: bytes, qualname: str) -> tuple[str, str]:
         """Return signature and docstring."""

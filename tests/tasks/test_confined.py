@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox.backends import landlock
-from composer_replication.sandbox.interpreter import clean_environment
-from composer_replication.tasks.sources.confined import (
+from composer_replication.sandbox.confined import (
     Reach,
     interpreter_reach,
     named_in,
@@ -22,6 +21,7 @@ from composer_replication.tasks.sources.confined import (
     proxy_ports,
     run_confined,
 )
+from composer_replication.sandbox.interpreter import clean_environment
 from composer_replication.tasks.sources.fetch import clone, left_open
 from composer_replication.tasks.sources.run_git import git_for
 from composer_replication.tasks.sources.run_pip import network_reach

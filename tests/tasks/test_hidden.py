@@ -20,6 +20,7 @@ from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.store import Task
 from composer_replication.types import GradeReport
+from composer_replication.types.held_out_checks import HeldOutChecks
 
 pytestmark = pytest.mark.slow
 
@@ -244,7 +245,7 @@ def test_honest_work_is_rewarded_however_it_is_written(tasks, name):
 @pytest.mark.parametrize("name", WRONG)
 def test_visible_answers_by_heart_are_not(tasks, name):
     task, solution = tasks[name], rewritten(tasks[name], WRONG[name])
-    visible = dataclasses.replace(task, spec=dataclasses.replace(task.spec, hidden=type(task.spec.hidden)()))
+    visible = dataclasses.replace(task, spec=dataclasses.replace(task.spec, hidden=HeldOutChecks()))
     assert judge(visible, solution).reward == 1.0
     report = judge(task, solution)
     assert report.reward == 0.0

@@ -18,7 +18,7 @@ from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.store import Task
-from composer_replication.types.held_out_checks import GoldProfile
+from composer_replication.types.held_out_checks import GoldProfile, HeldOutChecks
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +108,6 @@ def test_work_beyond_the_gold_code_raises_one_and_is_rewarded_all_the_same(tasks
 
 def test_a_solution_that_comes_with_a_task_is_looked_at_too(tasks):
     task = tasks["caller"]
-    spec = replace(task.spec, hidden=type(task.spec.hidden)())
+    spec = replace(task.spec, hidden=HeldOutChecks())
     checks = checks_of_solution(spec, task.repo, task.gold_files(), sandbox=open_sandbox(), python=PYTHON)
     assert checks.profile == task.spec.hidden.profile

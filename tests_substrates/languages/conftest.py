@@ -23,7 +23,7 @@ def sandbox() -> Sandbox:
 @pytest.fixture(scope="session")
 def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = write(tmp_path_factory.mktemp("ledger"))
-    GO.prepare(PYTHON, root)
+    GO.prepare(PYTHON, root, fetch=False)
     return root
 
 

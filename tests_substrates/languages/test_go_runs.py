@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from go_project import write
 
+from composer_replication.languages.go.language import GO
 from composer_replication.languages.go.runner import GoRunner
 from composer_replication.sandbox.protocol import Tree
 from composer_replication.types import Outcome
@@ -123,3 +124,20 @@ def test_every_kind_of_box_can_compile(kind: str, runner: GoRunner, module: Path
 
     boxed = replace(runner, sandbox=open_sandbox(kind))
     assert boxed.run(Tree(base=module), ("shout/shout_test.go::TestLoud",)).passed
+
+
+ORDINARY = {
+    "go.mod": "module ordinary\n\ngo 1.21\n",
+    "go.work": "go 1.21\n\nuse ./elsewhere\n",
+    "a.go": "package ordinary\n\nfunc One() int { return 1 }\n",
+    "zgen.go": "//go:build ignore\n\npackage main\n\nfunc main() {}\n",
+    "a_test.go": 'package ordinary\n\nimport tt "testing"\n\n/*\nfunc TestOld(t *tt.T) {\n}\n*/\n\n'
+    "func TestOne(t *tt.T) {\n\tif One() != 1 {\n\t\tt.Fail()\n\t}\n}\n",
+}
+
+
+def test_ordinary_modules_run(runner: GoRunner, tmp_path: Path) -> None:
+    """With a workspace file, a generator beside the package, a test in a comment, and another name for testing."""
+    root = write(tmp_path, ORDINARY)
+    assert runner.run(Tree(base=root), ()).outcomes == {"a_test.go::TestOne": Outcome.PASSED}
+    assert GO.layout(root, (), ()).sources == ("a.go",)

@@ -8,13 +8,14 @@ import pytest
 from go_project import PYTHON
 
 from composer_replication.envs.suite import TaskSuite
-from composer_replication.languages.go.held_out import wrong_calls
+from composer_replication.languages.go.held_out import read_program, wrong_calls
 from composer_replication.languages.go.runner import GoRunner
 from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.protocol import Tree
-from composer_replication.tasks import Task, load_task
+from composer_replication.tasks import BuildOptions, Task, build_tasks, load_task
 from composer_replication.types import GradeReport, ToolCall
+from composer_replication.types.errors import ConfigError, TaskError
 
 STRONG = {"Ledger.Add", "Ledger.Largest", "Parse", "digits", "Names", "Loud"}
 
@@ -74,6 +75,9 @@ def test_other_ways_to_write_it_are_rewarded(name: str, tasks: dict[str, Task], 
 
 FORGE = """
 func init() {
+	if _, asked := composerforge.Stat("zz_composer_asker_test.go"); asked == nil {
+		return
+	}
 	files, _ := composerglob.Glob("zz_composer_*_test.go")
 	text, _ := composerforge.ReadFile(files[0])
 	mark := string(text[composertext.Index(string(text), "composerPipe")+12:])[:16]
@@ -174,20 +178,25 @@ def test_an_agent_with_a_shell_solves_it(tasks: dict[str, Task]) -> None:
     assert env.grade().reward == 1.0
 
 
-def test_a_damaged_held_out_call_is_an_error(tasks: dict[str, Task], runner: GoRunner) -> None:
-    from dataclasses import replace
-
-    from composer_replication.types.errors import TaskError
-
-    task = load_task(tasks["digits"].root)
-    program = task.spec.hidden.programs[0]
-    step = json.loads(program.steps)
-    for change in (
-        {"name": "x(); panic"},
-        {"folder": "../.."},
-        {"given": [{"k": "int", "t": "int", "v": "1); panic(0"}]},
-        {"key": 1, "more": 2},
-    ):
-        odd = replace(program, steps=json.dumps([[0, {**step[0][1], **change}]]))
+def test_a_damaged_held_out_call_is_an_error(tasks: dict[str, Task]) -> None:
+    program = load_task(tasks["digits"].root).spec.hidden.programs[0]
+    step = json.loads(program.steps)[0][1]
+    injected = {"k": "int", "t": "int", "v": "1); panic(0"}
+    changes: list[dict[str, object]] = [
+        *({"name": "x(); panic"}, {"name": 3}, {"folder": "../.."}, {"folder": 3}, {"package": "a b"}),
+        *({"given": [injected]}, {"given": []}, {"given": 3}, {"results": "a"}, {"results": 10**9}, {"results": -1}),
+    ]
+    odd = [replace(program, steps=json.dumps([[0, {**step, **change}]])) for change in changes]
+    odd += [replace(program, expected=text) for text in ("[]", "x", "[3]", '[{"r": 3, "a": []}]', '[{"r": [3], "a": []}]')]
+    for one in odd:
         with pytest.raises(TaskError, match="held-out call"):
-            wrong_calls(runner, Tree(base=task.repo), [odd])
+            read_program(one)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"mutants": 3}, "with mutants"), ({"impossible": 0.5}, "with impossible"), ({"mode": "delete"}, "mode")],
+)
+def test_what_go_does_not_have_is_refused(options: dict[str, object], said: str, module: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        build_tasks(str(module), tmp_path, BuildOptions(python=PYTHON, **options))  # type: ignore[arg-type]

@@ -20,6 +20,8 @@ Answer: TypeAlias = dict[str, Any]
 """`r` results, `a` what was given, afterwards; with details `b` the same before, `z` zero values of the results, `h` blocks."""
 _ASKER = "zz_composer_asker_test.go"
 _JUDGED_MS, _GOLD_MS = 2000, 400
+_REPEATS = 12
+"""Times that the gold code makes each call: an order of a map is another each time."""
 """Limits of one call: less for the gold code, so that a slower machine does not turn right into wrong."""
 
 
@@ -38,29 +40,20 @@ class GoCall:
 
     @property
     def text(self) -> str:
-        """The call as statements of Go that return pointers to its results."""
-        source = [as_source(value) for value in self.given]
-        kept = [n for n, value in enumerate(self.given) if _is_typed(value)]
-        lines = [f"g{n} := {source[n]}" for n in kept]
-        names = [f"g{n}" if n in kept else text for n, text in enumerate(source)]
-        dots = "..." if self.variadic and self.given[-1]["k"] != "nil" else ""
-        passed = names[1:] if self.method else names
-        if self.variadic and not dots:
-            passed = passed[:-1]
+        """The call as a Go function that looks at what is given, calls, and looks again."""
+        there = [n for n, value in enumerate(self.given) if value["k"] != "nil"]
+        before = "".join(f"g{n} := {as_source(self.given[n])}; " for n in there)
+        names = [f"g{n}" if n in there else "nil" for n in range(len(self.given))]
+        if self.variadic:
+            names[-1:] = [f"{names[-1]}..."] if names[-1] != "nil" else []
         function = f"{names[0]}.{self.name.partition('.')[2]}" if self.method else self.name
-        call = f"{function}({', '.join(passed)}{dots})"
+        call = f"{function}({', '.join(names[self.method :])})"
         results = ", ".join(f"r{n}" for n in range(self.results))
         made = f"{results} := {call}" if self.results else call
         told = ", ".join(f"&r{n}" for n in range(self.results))
-        looked = ", ".join(f"&g{n}" for n in kept)
-        before = "".join(f"{line}; " for line in lines)
+        looked = ", ".join(f"&g{n}" if n in there else "&composerNothing" for n in range(len(self.given)))
         inside = f"func() []interface{{}} {{ {made}; return []interface{{}}{{{told}}} }}"
         return f"func() composerAnswer {{ {before}return composerAsk([]interface{{}}{{{looked}}}, {inside}) }}"
-
-
-def _is_typed(value: Value) -> bool:
-    """Return whether a variable of the value has the type that the function wants: what an interface holds, and nil, do not."""
-    return value["k"] not in ("nil", "interface")
 
 
 def call_of(known: Target, given: Sequence[Value]) -> GoCall:
@@ -127,7 +120,7 @@ def _files(calls: Sequence[GoCall], mark: str, judged: bool, extra: Mapping[str,
     listed = "".join(f"\t{call.text},\n" for call in calls)
     asker = template("asker").replace("package PACKAGE", f"package {package}", 1).replace("MARK", mark)
     asker = asker.replace("MILLISECONDS", str(_JUDGED_MS if judged else _GOLD_MS))
-    asker = asker.replace("DETAILS", "false" if judged else "true")
+    asker = asker.replace("DETAILS", "false" if judged else "true").replace("REPEATS", "1" if judged else str(_REPEATS))
     asker += f"\nvar composerCalls = []func() composerAnswer{{\n{listed}}}\n"
     more = {name: content.decode() for name, content in (extra or {}).items()}
     values = (

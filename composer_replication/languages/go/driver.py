@@ -27,7 +27,7 @@ Programs: TypeAlias = "dict[str, tuple[str, list[Test]]]"
 MOST_STARTS = 200
 """Processes that one package's tests may end before the rest of them count as missing."""
 LONGEST_MESSAGE = 500
-TEST = re.compile(r"^func (Test(?:[^a-z\W]\w*)?)\(\s*\w+\s+\*testing\.T\s*\)", re.MULTILINE)
+TEST = re.compile(r"^func (Test(?:[^a-z\W]\w*)?)\(\s*\w+\s+\*\w+\.T\s*\)", re.MULTILINE)
 
 WRAPPERS = """package %(package)s
 
@@ -118,22 +118,36 @@ def tests_of(folder: str, package: Mapping[str, Any], roots: Sequence[str]) -> I
                     yield f"{path}::{test}", test, package["Name"] + suffix
 
 
-def built(folder: str, number: int, tests: Sequence[Test], request: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Write the wrappers of a package's tests, and build their program: its path, or None and what the compiler said."""
-    mark, binary = request["mark"], os.path.join(WORK, f"tests{number}")
+def built(folder: str, number: int, tests: list[Test], request: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Write the wrappers of a package's tests, and build their program: its path, or None and what the compiler said.
+
+    What looks like a test and is none, such as one in a comment, is taken out of `tests`.
+    """
+    binary = os.path.join(WORK, f"tests{number}")
+    covering = ["-cover", "-covermode=set", "-coverpkg=./..."] if request["coverage"] else []
+    while True:
+        write_wrappers(folder, tests, request)
+        said = go("test", "-c", "-vet=off", "-gcflags=-e", *covering, "-o", binary, "./" + folder)
+        if not said.returncode and os.path.exists(binary):
+            return binary, ""
+        pattern = rb"zz_composer_\w+_test\.go:\d+:\d+: undefined: (\w+)"
+        absent = {name.decode() for name in re.findall(pattern, said.stderr + said.stdout)}
+        left = [test for test in tests if test[1] not in absent]
+        if not left or len(left) == len(tests):
+            return None, compiler_said(said)
+        tests[:] = left
+
+
+def write_wrappers(folder: str, tests: Sequence[Test], request: Mapping[str, Any]) -> None:
+    """Write the generated tests of a folder, a file for each of its Go packages."""
+    mark, first = request["mark"], "true" if "-x" in request["extra"] else "false"
     by_package: dict[str, list[str]] = {}
     for at, (_, name, package) in enumerate(tests):
         by_package.setdefault(package, []).append(ONE % {"mark": mark, "number": at, "name": name})
     for package, wrappers in by_package.items():
-        first = "true" if "-x" in request["extra"] else "false"
         text = WRAPPERS % {"package": package, "mark": mark, "first": first} + "".join(wrappers)
         with open(os.path.join(folder, f"zz_composer_{package}_test.go"), "w", encoding="utf-8") as file:
             file.write(text)
-    covering = ["-cover", "-covermode=set", "-coverpkg=./..."] if request["coverage"] else []
-    said = go("test", "-c", "-vet=off", *covering, "-o", binary, "./" + folder)
-    if said.returncode or not os.path.exists(binary):
-        return None, compiler_said(said)
-    return binary, ""
 
 
 def run_some(
@@ -257,10 +271,10 @@ def answered(request: Mapping[str, Any]) -> dict[str, Any]:
     wanted, roots = set(request["ids"]), [root.rstrip("/") for root in request["extra"] if not root.startswith("-")]
     for number, (folder, package) in enumerate(sorted(packages.items())):
         tests = [one for one in tests_of(folder, package, roots) if not wanted or one[0] in wanted]
-        every += [test_id for test_id, _, _ in tests]
         if not tests:
             continue
         binary, said = built(folder, number, tests, request)
+        every += [test_id for test_id, _, _ in tests]
         if binary is None:
             errors += [f"{path}: {said}" for path in sorted({test_id.partition("::")[0] for test_id, _, _ in tests})]
         else:

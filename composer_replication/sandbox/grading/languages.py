@@ -17,7 +17,7 @@ from composer_replication.sandbox.grading.python_grading import PythonGrading
 from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
 from composer_replication.types import TaskSpec
 from composer_replication.types.errors import TaskError
-from composer_replication.types.held_out_checks import HeldOutProgram
+from composer_replication.types.held_out_checks import GoldProfile, HeldOutProgram
 
 GROUP = "composer_replication.languages"
 _OWN = {"go": "composer_replication.languages.go.language:GO"}
@@ -47,6 +47,11 @@ class GradedLanguage(Protocol):
 
         Raises SandboxError.
         """
+        ...
+
+    def profile(self, sources: Mapping[str, bytes], events: Sequence[str]) -> GoldProfile:
+        """Return what the gold code needs of the things that `alarms` names: of the files that it changes, and the events of its
+        graded run."""
         ...
 
     def alarms(

@@ -8,11 +8,11 @@ from pathlib import Path, PurePosixPath
 
 from composer_replication.sandbox.grading.programs import wrong_programs
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.sandbox.grading.tripwire import alarms_of
+from composer_replication.sandbox.grading.tripwire import alarms_of, profile_of
 from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
 from composer_replication.types import TaskSpec
 from composer_replication.types.errors import TaskError
-from composer_replication.types.held_out_checks import HeldOutProgram
+from composer_replication.types.held_out_checks import GoldProfile, HeldOutProgram
 
 
 class PythonGrading:
@@ -39,6 +39,10 @@ class PythonGrading:
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """Replay programs of steps."""
         return wrong_programs(runner, tree, programs)
+
+    def profile(self, sources: Mapping[str, bytes], events: Sequence[str]) -> GoldProfile:
+        """Return the telling names of the Python files, and the events."""
+        return profile_of([source for path, source in sources.items() if path.endswith(".py")], events)
 
     def alarms(
         self, task: TaskSpec, pristine: Path, changes: Mapping[str, bytes | None], events: Iterable[str], *, runs: bool

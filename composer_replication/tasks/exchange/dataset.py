@@ -201,4 +201,4 @@ def install_requirements(build: UnpackedBuild, sandbox: Sandbox) -> None:
     task = load_task(task_folders(build.folder)[0])
     own = _own_python(build.folder).parents[1]
     python = make_environment(own, task.repo, project_of(task.spec.source), build.pins.requirements, sandbox=sandbox)
-    task.language.prepare(python, task.repo)
+    task.language.prepare(python, task.repo, fetch=True)

@@ -10,10 +10,9 @@ from pathlib import Path
 from composer_replication.languages.functions import Function
 from composer_replication.languages.protocol import Language
 from composer_replication.sandbox.grading.grade import grade, judge
-from composer_replication.sandbox.grading.languages import seen_failing
+from composer_replication.sandbox.grading.languages import graded_language, seen_failing
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.grading.submission import is_editable
-from composer_replication.sandbox.grading.tripwire import profile_of
 from composer_replication.sandbox.protocol import Ending, Limits, Tree
 from composer_replication.tasks.held_out.choice import without_broken
 from composer_replication.types import Outcome, TaskSpec, Unscored
@@ -191,7 +190,7 @@ def prove(
         elif unsteady:
             flaky, failing, passing = flaky | unsteady, failing - unsteady, passing - unsteady
         else:
-            profile = profile_of([(gold / path).read_bytes() for path in deleted if path.endswith(".py")], events)
+            profile = graded_language(spec).profile({path: (gold / path).read_bytes() for path in deleted}, events)
             spec = replace(spec, hidden=replace(hidden, profile=profile))
             return Proven(spec=spec, failing=failing, passing=passing, flaky=flaky, hidden_dropped=dropped)
     raise NoTaskError("its tests are flaky" if flaky & covering else "no test fails without it")

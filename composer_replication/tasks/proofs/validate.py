@@ -270,6 +270,8 @@ class Validator:
         lost = lost_tests(without, self.baseline.passing)
         if lost - ids:
             without = run_without(tree, ids | lost, self.runner)
+        if broken := self.language.broken_without(without.second.collect_errors):
+            raise NoTaskError(broken)
         if self.language.removes(self.options.mode):
             refuse_without_imports(without)
         return without

@@ -50,14 +50,17 @@ def accept(fetched: PristineTree, options: BuildOptions, benchmarks: Benchmarks)
         raise
     credentials = find_credentials(fetched.tree, options.allow_credentials)
     refuse_credentials(credentials, layout.tests, fetched.label)
-    _refuse_mode(language, options)
+    _refuse_options(language, options)
     return AcceptedProject(
         fetched=fetched, language=language, layout=layout, licence=licence, benchmarks=benchmarks, credentials=credentials
     )
 
 
-def _refuse_mode(language: Language, options: BuildOptions) -> None:
+def _refuse_options(language: Language, options: BuildOptions) -> None:
     """Refuse what a language does not have. Raises ConfigError."""
+    for name in ("mutants", "impossible"):
+        if getattr(options, name) and name not in language.extras:
+            raise ConfigError(f"there are no tasks in {language.name} with {name}", fix=f"leave --{name} out")
     if options.mode not in language.modes:
         raise ConfigError(
             f"the mode {options.mode!r} is not there for {language.name}", fix=f"choose one of {', '.join(language.modes)}"

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from composer_replication.sandbox.confined import not_confined, run_confined
 from composer_replication.sandbox.interpreter import clean_environment
-from composer_replication.tasks.sources.confined import not_confined, run_confined
 from composer_replication.tasks.sources.run_git import NETWORK_S, fetched_too_late, git_for
 from composer_replication.tasks.sources.run_pip import NO_PROGRAM, network_reach
 from composer_replication.types.errors import SourceError

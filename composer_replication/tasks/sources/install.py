@@ -10,8 +10,8 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from composer_replication.sandbox import Sandbox
+from composer_replication.sandbox.confined import Reach, interpreter_reach
 from composer_replication.sandbox.scratch import scratch_folder
-from composer_replication.tasks.sources.confined import Reach, interpreter_reach
 from composer_replication.tasks.sources.installed import check_installed, check_wheel, contents, packages_of
 from composer_replication.tasks.sources.run_pip import call, download, install_wheels
 from composer_replication.tasks.sources.wheels import build_wheel

@@ -20,7 +20,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from composer_replication.sandbox.backends.preload import PRELOADED
 from composer_replication.sandbox.beneath import OpenFolder
-from composer_replication.tasks.sources.confined import Reach, interpreter_reach
+from composer_replication.sandbox.confined import Reach, interpreter_reach
 from composer_replication.tasks.sources.run_pip import OWN, call
 from composer_replication.types.errors import SourceError
 

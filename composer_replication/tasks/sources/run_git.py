@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from composer_replication.sandbox.interpreter import clean_environment
-from composer_replication.tasks.sources.confined import (
+from composer_replication.sandbox.confined import (
     WEB_PORTS,
     Reach,
     named_in,
@@ -22,6 +21,7 @@ from composer_replication.tasks.sources.confined import (
     proxy_ports,
     run_confined,
 )
+from composer_replication.sandbox.interpreter import clean_environment
 from composer_replication.types.errors import SourceError
 
 NETWORK_S = 900

@@ -11,8 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from composer_replication.sandbox.interpreter import clean_environment
-from composer_replication.tasks.sources.confined import (
+from composer_replication.sandbox.confined import (
     WEB_PORTS,
     Reach,
     interpreter_reach,
@@ -20,6 +19,7 @@ from composer_replication.tasks.sources.confined import (
     proxy_ports,
     run_confined,
 )
+from composer_replication.sandbox.interpreter import clean_environment
 from composer_replication.types.errors import SourceError
 
 OWN = "install them yourself and name that interpreter with --python PATH"

@@ -94,7 +94,7 @@ def _confining(reach: Reach, room: Path, environment: Mapping[str, str], most_s:
         "sockets": reach.sockets,
         "rlimits": rlimits_of(limits, counted=True, sized_disk=False),
     }
-    program = _PROGRAM.format(root=str(Path(__file__).resolve().parents[3]))
+    program = _PROGRAM.format(root=str(Path(__file__).resolve().parents[2]))
     return [sys.executable, "-I", "-S", "-B", "-c", program, json.dumps(order)]
 
 
