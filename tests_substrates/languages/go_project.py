@@ -9,7 +9,7 @@ PYTHON = Path(sys.executable)
 """Of an environment that has a go command."""
 
 FILES = {
-    "go.mod": "module example.com/ledger\n\ngo 1.21\n",
+    "go.mod": "module example.com/ledger\n\ngo 1.22\n",
     "LICENSE": "MIT License\n\nPermission is hereby granted, free of charge, to any person obtaining a copy\n",
     "ledger.go": """// Package ledger keeps amounts under names.
 package ledger
