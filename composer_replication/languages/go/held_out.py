@@ -102,7 +102,13 @@ def _recorded(lines: Iterable[Any], known: Mapping[str, Target], types: Mapping[
         nil_receiver = call.method and call.given[0]["k"] == "nil"
         if not nil_receiver and names_types(call) - _numbers(call) <= types.get(target.folder, set()) | _BUILTIN:
             found.setdefault(target.key, []).append(call)
-    return {key: calls for key, calls in found.items() if len(calls) < _RECORDED}
+    return {key: _each_once(calls) for key, calls in found.items() if len(calls) < _RECORDED}
+
+
+def _each_once(calls: Iterable[GoCall]) -> list[GoCall]:
+    """Return calls without repeats, in an order that does not hang on that of the tests."""
+    by_text = {canonical(call.given): call for call in calls}
+    return [by_text[text] for text in sorted(by_text)]
 
 
 def _numbers(call: GoCall) -> set[str]:
