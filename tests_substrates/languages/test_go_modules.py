@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from go_project import PYTHON, write
 
-from composer_replication.languages.go.environment import CACHE, warm
+from composer_replication.languages.go.environment import warm
 from composer_replication.languages.go.runner import GoRunner
+from composer_replication.languages.go.settings import CACHE
 from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.protocol import Limits, Tree
 from composer_replication.types.errors import SourceError

@@ -102,7 +102,7 @@ def ask(
     for folder, numbers in folders.items():
         files = _files([calls[n] for n in numbers], mark, judged, (extra or {}).get(folder))
         packages.append({"folder": folder, "count": len(numbers), "files": files, "asker": _ASKER})
-    program = program_of("toolchain", "ask_driver")
+    program = program_of("settings", "toolchain", "ask_driver")
     result, found = runner.ask(without_tests(tree), program, {"packages": packages, "mark": mark}, {}, judged=judged)
     answers: list[Answer | None] = [None] * len(calls)
     if not isinstance(found, list) or len(found) != len(packages):

@@ -17,15 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from composer_replication.languages.go.settings import CACHE, MODULES, SETTINGS
 from composer_replication.languages.go.syntax import imports_of, root_of
 from composer_replication.sandbox.confined import WEB_PORTS, Reach, interpreter_reach, named_in, proxy_ports, run_confined
 from composer_replication.sandbox.interpreter import clean_environment
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.types.errors import SourceError
 
-CACHE, MODULES = "go-cache", "go-modules"
-"""Folders of an environment: compiled packages, of the standard library and of required modules and nothing of a project; and
-these modules."""
 _TOOLS = (
     *("os", "testing", "testing/internal/testdeps", "strconv", "reflect", "encoding/json", "sort", "sync", "fmt", "time"),
     "unicode/utf8",
@@ -33,6 +31,8 @@ _TOOLS = (
 """What wrappers, recorders and askers import."""
 _OWN, _STAMP = "lib/python3*/site-packages/go/bin/go", "composer.json"
 _TIME_S = 900
+_PROXIES, _SUMS = "https://proxy.golang.org,direct", "sum.golang.org"
+"""Where modules and their digests come from unless the user's settings name others: the go command's own defaults."""
 _STANDARD = "{{if .Standard}}{{.ImportPath}}{{end}}"
 _REQUIRED = "{{with .Module}}{{if not .Main}}{{$.ImportPath}}{{end}}{{end}}"
 
@@ -103,19 +103,12 @@ class _GoCommand:
     def run(self, folder: Path, *arguments: str, online: bool = False) -> str:
         """Run it in a folder and return what it prints. Raises SourceError."""
         settings = clean_environment("GO")
-        environment = {
-            **settings,
-            **{
-                "HOME": str(self.room),
-                "GOCACHE": str(self.cache),
-                "GOPATH": str(self.room),
-                "GOENV": "off",
-                "GOWORK": "off",
-                "GOFLAGS": "-mod=mod",
-            },
-            **{"GOTOOLCHAIN": "local", "GOTELEMETRY": "off", "CGO_ENABLED": "0", "GOMODCACHE": str(self.prefix / MODULES)},
-            **({} if online else {"GOPROXY": "off"}),
-        }
+        environment: dict[str, str] = {**settings, **SETTINGS}
+        if online:
+            environment["GOPROXY"] = settings.get("GOPROXY", _PROXIES)
+            environment["GOSUMDB"] = settings.get("GOSUMDB", _SUMS)
+        environment |= {"HOME": str(self.room), "GOPATH": str(self.room), "GOFLAGS": "-mod=mod"}
+        environment |= {"GOCACHE": str(self.cache), "GOMODCACHE": str(self.prefix / MODULES)}
         writable = frozenset(map(str, (self.room, self.cache, self.prefix / MODULES)))
         for path in writable:
             os.makedirs(path, exist_ok=True)

@@ -17,6 +17,7 @@ from composer_replication.languages.go.environment import warm
 from composer_replication.languages.go.held_out import CallBook, choose_calls, make_call_book, wrong_calls
 from composer_replication.languages.go.layout import go_layout
 from composer_replication.languages.go.runner import GoRunner
+from composer_replication.languages.go.settings import CACHE, MODULES, SETTINGS
 from composer_replication.languages.go.syntax import find_functions, named_functions, root_of, signature_of
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
@@ -25,7 +26,7 @@ from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import GoldProfile, HeldOutChecks, HeldOutProgram
 
 _BOOK = TypeAdapter(CallBook)
-_SHELL = """export GOPROXY=off GOSUMDB=off GOTOOLCHAIN=local GOENV=off GOWORK=off CGO_ENABLED=0 GOMAXPROCS=2
+_SHELL = """export {settings}
 [ -d vendor ] && export GOFLAGS=-mod=vendor || export GOFLAGS=-mod=mod
 go() {{
     [ -d /tmp/.go-cache ] || cp -rs {cache} /tmp/.go-cache 2>/dev/null || mkdir -p /tmp/.go-cache
@@ -71,8 +72,9 @@ class Go:
         del task
         prefix = python.parent.parent
         own = f"{shlex.quote(str(prefix))}/lib/python3*/site-packages/go/bin/go"
-        cache, modules = (shlex.quote(str(prefix / name)) for name in ("go-cache", "go-modules"))
-        return _SHELL.format(own=own, cache=cache, modules=modules)
+        cache, modules = (shlex.quote(str(prefix / name)) for name in (CACHE, MODULES))
+        settings = " ".join(f"{name}={value}" for name, value in SETTINGS.items())
+        return _SHELL.format(settings=settings, own=own, cache=cache, modules=modules)
 
     def holds(self, paths: Sequence[str]) -> bool:
         """Return whether there is a module at the root."""

@@ -58,7 +58,7 @@ class GoRunner(CodeRunner):
             **{"coverage": False, "twice": False, "record": record, "mark": mark or secrets.token_hex(8)},
             **{"ids": list(test_ids), "extra": list(extra_args), **options},
         }
-        program = program_of("toolchain", "driver")
+        program = program_of("settings", "toolchain", "driver")
         result, answer = self.ask(tree, program, request, _ENVIRONMENT, judged=bool(test_ids))
         return result, answer if isinstance(answer, dict) else None
 

@@ -1,6 +1,6 @@
 """The go command inside a sandbox: its place, its environment, and a cache of the standard library that is only read.
 
-This text comes first in every program of this language that runs in a sandbox.
+This text runs behind that of `settings`, in one namespace, and in front of what a program does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from composer_replication.languages.go.settings import CACHE, MODULES, SETTINGS, flags_for
 
 WORK = tempfile.mkdtemp(prefix="composer-go-")
 
@@ -28,7 +31,7 @@ def find_go() -> str | None:
 def cache() -> str:
     """Return a cache that holds links to that of the environment: what is compiled here stays here."""
     place = os.path.join(WORK, "cache")
-    ready = os.path.join(sys.prefix, "go-cache")
+    ready = os.path.join(sys.prefix, CACHE)
     os.makedirs(place)
     if os.path.isdir(ready):
         for folder in os.scandir(ready):
@@ -41,20 +44,13 @@ def cache() -> str:
 
 ENVIRONMENT = {
     **os.environ,
+    **SETTINGS,
     "HOME": WORK,
     "TMPDIR": WORK,
     "GOCACHE": cache(),
-    "GOMODCACHE": os.path.join(sys.prefix, "go-modules"),
+    "GOMODCACHE": os.path.join(sys.prefix, MODULES),
     "GOPATH": os.path.join(WORK, "path"),
-    "GOENV": "off",
-    "GOWORK": "off",
-    "GOFLAGS": "-mod=vendor" if os.path.isdir("vendor") else "-mod=mod",
-    "GOPROXY": "off",
-    "GOSUMDB": "off",
-    "GOTOOLCHAIN": "local",
-    "GOTELEMETRY": "off",
-    "GOMAXPROCS": "2",
-    "CGO_ENABLED": "0",
+    "GOFLAGS": flags_for("."),
     "COMPOSER_RECORD": os.path.join(WORK, "record"),
 }
 GO = find_go()

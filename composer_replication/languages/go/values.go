@@ -222,14 +222,15 @@ func composerStruct(v composerreflect.Value, depth int, left *int) composerValue
 	if len(fields) > 0 || own || v.NumField() == 0 {
 		return composerValue{"k": "struct", "t": v.Type().Name(), "e": fields}
 	}
-	if v.CanAddr() && v.Addr().CanInterface() {
-		if said, can := v.Addr().Interface().(composerfmt.Stringer); can {
-			return composerValue{"k": "string", "t": v.Type().String(), "v": composerString(said)}
-		}
+	whole := []composerreflect.Value{v}
+	if v.CanAddr() {
+		whole = []composerreflect.Value{v.Addr(), v}
 	}
-	if v.CanInterface() {
-		if said, can := v.Interface().(composerfmt.Stringer); can {
-			return composerValue{"k": "string", "t": v.Type().String(), "v": composerString(said)}
+	for _, one := range whole {
+		if one.CanInterface() {
+			if said, can := one.Interface().(composerfmt.Stringer); can {
+				return composerValue{"k": "string", "t": v.Type().String(), "v": composerString(said)}
+			}
 		}
 	}
 	return composerValue{"k": "opaque"}
