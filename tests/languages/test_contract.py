@@ -8,6 +8,7 @@ import pytest
 from contract import check
 
 from composer_replication.languages.go.language import GO
+from composer_replication.languages.javascript.language import JAVASCRIPT
 from composer_replication.languages.registry import language_of
 from composer_replication.sandbox.grading.languages import language_named
 from composer_replication.tasks.python_language import PYTHON
@@ -26,6 +27,13 @@ PROJECTS = {
         "words_test.go": 'package words\n\nimport "testing"\n\nfunc TestLoud(t *testing.T) {\n\tif loud(" a ") != "A" {\n'
         "\t\tt.Fail()\n\t}\n}\n",
     },
+    "javascript": {
+        "package.json": '{"name": "words", "scripts": {"test": "node --test"}}',
+        "src/words.ts": "/** Make it loud. */\nexport function loud(text: string): string {\n  const bare = text.trim()\n"
+        "  return bare.toUpperCase()\n}\n",
+        "test/words.test.ts": 'import test from "node:test"\nimport { loud } from "../src/words.ts"\n'
+        'test("loud", () => { if (loud(" a ") !== "A") throw new Error() })\n',
+    },
 }
 
 
@@ -36,7 +44,7 @@ def write(root: Path, name: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize("language", [PYTHON, GO], ids=lambda language: language.name)
+@pytest.mark.parametrize("language", [PYTHON, GO, JAVASCRIPT], ids=lambda language: language.name)
 def test_a_language_keeps_the_contract(language: object, tmp_path: Path) -> None:
     name = language.name
     check(language, write(tmp_path, name), function="loud", comment="Make it loud.")
@@ -45,15 +53,17 @@ def test_a_language_keeps_the_contract(language: object, tmp_path: Path) -> None
 def test_a_project_finds_its_language() -> None:
     assert language_of(["go.mod", "tools/gen.py", "a.go"]) is GO
     assert language_of(["pack/__init__.py", "sub/go.mod"]) is PYTHON
+    assert language_of(["package.json", "tools/gen.py", "src/a.ts"]) is JAVASCRIPT
+    assert language_of(["package.json", "pack/words.py"]) is PYTHON
     with pytest.raises(SourceError, match="no code of a language") as error:
         language_of(["Main.java"])
-    assert "go, python" in error.value.fix
+    assert "go, javascript, python" in error.value.fix
 
 
 def test_an_unknown_language_is_named_with_those_there_are() -> None:
     with pytest.raises(TaskError, match="no language 'cobol'") as error:
         language_named("cobol")
-    assert "go, python" in error.value.fix
+    assert "go, javascript, python" in error.value.fix
 
 
 def test_go_layout_leaves_aside_what_is_no_package(tmp_path: Path) -> None:

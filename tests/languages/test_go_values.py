@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from composer_replication.languages.go.calls import GoCall, names_types
-from composer_replication.languages.go.held_out import canonical
-from composer_replication.languages.go.values import as_source, differs, is_value, nodes_of, varied
+from composer_replication.languages.calls.book import canonical
+from composer_replication.languages.calls.call import Call
+from composer_replication.languages.calls.values import differs, nodes_of
+from composer_replication.languages.calls.variation import varied
+from composer_replication.languages.go.calls import names_types
+from composer_replication.languages.go.values import as_source, is_value
 
 
 def text(value: str) -> dict[str, Any]:
@@ -106,9 +109,7 @@ def test_answers_are_compared(expected: Any, found: Any, other: bool) -> None:
 
 
 def test_types_of_a_call_are_named() -> None:
-    assert names_types(
-        GoCall(key="k", folder=".", package="p", name="f", method=False, variadic=False, results=0, given=(PLAIN, number(1)))
-    ) == {"Entry", "string", "int"}
+    assert names_types(Call(key="k", how={}, given=(PLAIN, number(1)))) == {"Entry", "string", "int"}
 
 
 @pytest.mark.parametrize(

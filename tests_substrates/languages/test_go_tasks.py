@@ -11,7 +11,8 @@ import pytest
 from go_project import PYTHON
 
 from composer_replication.envs.suite import TaskSuite
-from composer_replication.languages.go.held_out import read_program, wrong_calls
+from composer_replication.languages.calls.book import read_program
+from composer_replication.languages.go.held_out import is_call, wrong_calls
 from composer_replication.languages.go.runner import GoRunner
 from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.grading.grade import grade
@@ -193,7 +194,7 @@ def test_a_damaged_held_out_call_is_an_error(tasks: dict[str, Task]) -> None:
     odd += [replace(program, expected=text) for text in ("[]", "x", "[3]", '[{"r": 3, "a": []}]', '[{"r": [3], "a": []}]')]
     for one in odd:
         with pytest.raises(TaskError, match="held-out call"):
-            read_program(one)
+            read_program(one, is_call)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.languages.go.toolchain import ENVIRONMENT, WORK, compiler_said, go, tell
+    from composer_replication.languages.go.toolchain import ENVIRONMENT, WORK, compiler_said, go
+    from composer_replication.languages.tell import tell
 
 MOST_ENDED = 10
 """Calls that may end the process before the others count as unanswered."""

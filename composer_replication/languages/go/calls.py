@@ -6,72 +6,59 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
 
+from composer_replication.languages.calls.book import is_answer
+from composer_replication.languages.calls.call import Answer, Call
+from composer_replication.languages.calls.values import Value, nodes_of
 from composer_replication.languages.go.instrument import Target, support, template
-from composer_replication.languages.go.runner import GoRunner, program_of
-from composer_replication.languages.go.values import Value, as_source, nodes_of
+from composer_replication.languages.go.runner import FOLDER, GoRunner
+from composer_replication.languages.go.values import as_source
+from composer_replication.languages.programs import program_of
 from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.protocol import Ending, Tree
 from composer_replication.types.errors import SandboxError
 
-Answer: TypeAlias = dict[str, Any]
-"""`r` results, `a` what was given, afterwards; with details `b` the same before, `z` zero values of the results, `h` blocks."""
 _ASKER = "zz_composer_asker_test.go"
 _JUDGED_MS, _GOLD_MS = 2000, 400
+"""Limits of one call: less for the gold code, so that a slower machine does not turn right into wrong."""
 _REPEATS = 12
 """Times that the gold code makes each call: an order of a map is another each time."""
-"""Limits of one call: less for the gold code, so that a slower machine does not turn right into wrong."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoCall:
-    """A function and the values that it is given."""
-
-    key: str
-    folder: str
-    package: str
-    name: str
-    method: bool
-    variadic: bool
-    results: int
-    given: tuple[Value, ...]
-
-    @property
-    def text(self) -> str:
-        """The call as a Go function that looks at what is given, calls, and looks again."""
-        there = [n for n, value in enumerate(self.given) if value["k"] != "nil"]
-        before = "".join(f"g{n} := {as_source(self.given[n])}; " for n in there)
-        names = [f"g{n}" if n in there else "nil" for n in range(len(self.given))]
-        if self.variadic:
-            names[-1:] = [f"{names[-1]}..."] if names[-1] != "nil" else []
-        function = f"{names[0]}.{self.name.partition('.')[2]}" if self.method else self.name
-        call = f"{function}({', '.join(names[self.method :])})"
-        results = ", ".join(f"r{n}" for n in range(self.results))
-        made = f"{results} := {call}" if self.results else call
-        told = ", ".join(f"&r{n}" for n in range(self.results))
-        looked = ", ".join(f"&g{n}" if n in there else "&composerNothing" for n in range(len(self.given)))
-        inside = f"func() []interface{{}} {{ {made}; return []interface{{}}{{{told}}} }}"
-        return f"func() composerAnswer {{ {before}return composerAsk([]interface{{}}{{{looked}}}, {inside}) }}"
+def text_of(call: Call) -> str:
+    """Return a call as a Go function that looks at what is given, calls, and looks again."""
+    given, method, name, results = call.given, call.how["method"], call.how["name"], call.how["results"]
+    there = [n for n, value in enumerate(given) if value["k"] != "nil"]
+    before = "".join(f"g{n} := {as_source(given[n])}; " for n in there)
+    names = [f"g{n}" if n in there else "nil" for n in range(len(given))]
+    if call.how["variadic"]:
+        names[-1:] = [f"{names[-1]}..."] if names[-1] != "nil" else []
+    function = f"{names[0]}.{name.partition('.')[2]}" if method else name
+    made = f"{function}({', '.join(names[method:])})"
+    listed = ", ".join(f"r{n}" for n in range(results))
+    made = f"{listed} := {made}" if results else made
+    told = ", ".join(f"&r{n}" for n in range(results))
+    looked = ", ".join(f"&g{n}" if n in there else "&composerNothing" for n in range(len(given)))
+    inside = f"func() []interface{{}} {{ {made}; return []interface{{}}{{{told}}} }}"
+    return f"func() composerAnswer {{ {before}return composerAsk([]interface{{}}{{{looked}}}, {inside}) }}"
 
 
-def call_of(known: Target, given: Sequence[Value]) -> GoCall:
+def call_of(known: Target, given: Sequence[Value]) -> Call:
     """Return a call of a function."""
     signature = known.signature
-    return GoCall(
-        key=known.key,
-        folder=known.folder,
-        package=known.package,
-        name=known.name,
-        method=signature.receiver is not None,
-        variadic=any(parameter.variadic for parameter in signature.parameters),
-        results=len(signature.results),
-        given=tuple(given),
-    )
+    how = {
+        "folder": known.folder,
+        "package": known.package,
+        "name": known.name,
+        "method": signature.receiver is not None,
+        "variadic": any(parameter.variadic for parameter in signature.parameters),
+        "results": len(signature.results),
+    }
+    return Call(key=known.key, how=how, given=tuple(given))
 
 
-def names_types(call: GoCall) -> set[str]:
+def names_types(call: Call) -> set[str]:
     """Return the names of types that a call writes down."""
     words = (word for value in call.given for node in nodes_of(value) for word in _words(node.get("t", "")))
     return set(words)
@@ -82,7 +69,7 @@ def _words(text: str) -> list[str]:
 
 
 def ask(
-    runner: GoRunner, tree: Tree, calls: Sequence[GoCall], *, judged: bool, extra: Mapping[str, Mapping[str, bytes]] | None = None
+    runner: GoRunner, tree: Tree, calls: Sequence[Call], *, judged: bool, extra: Mapping[str, Mapping[str, bytes]] | None = None
 ) -> tuple[list[Answer | None], Ending, str]:
     """Make calls over a tree without its tests; return an answer each, None for one without, how the sandbox ended, and what the
     compiler said.
@@ -97,12 +84,12 @@ def ask(
     mark = secrets.token_hex(8)
     folders: dict[str, list[int]] = {}
     for number, call in enumerate(calls):
-        folders.setdefault(call.folder, []).append(number)
+        folders.setdefault(call.how["folder"], []).append(number)
     packages = []
     for folder, numbers in folders.items():
         files = _files([calls[n] for n in numbers], mark, judged, (extra or {}).get(folder))
         packages.append({"folder": folder, "count": len(numbers), "files": files, "asker": _ASKER})
-    program = program_of("settings", "toolchain", "ask_driver")
+    program = program_of(FOLDER, "settings", "toolchain", "ask_driver")
     result, found = runner.ask(without_tests(tree), program, {"packages": packages, "mark": mark}, {}, judged=judged)
     answers: list[Answer | None] = [None] * len(calls)
     if not isinstance(found, list) or len(found) != len(packages):
@@ -111,13 +98,13 @@ def ask(
     for numbers, one in zip(folders.values(), found, strict=True):
         said = said or str(one[1])
         for number, answer in zip(numbers, one[0], strict=False):
-            answers[number] = answer if _is_answer(answer) else None
+            answers[number] = answer if is_answer(answer) else None
     return answers, result.ending, said
 
 
-def _files(calls: Sequence[GoCall], mark: str, judged: bool, extra: Mapping[str, bytes] | None) -> dict[str, str]:
-    package = calls[0].package
-    listed = "".join(f"\t{call.text},\n" for call in calls)
+def _files(calls: Sequence[Call], mark: str, judged: bool, extra: Mapping[str, bytes] | None) -> dict[str, str]:
+    package = calls[0].how["package"]
+    listed = "".join(f"\t{text_of(call)},\n" for call in calls)
     asker = template("asker").replace("package PACKAGE", f"package {package}", 1).replace("MARK", mark)
     asker = asker.replace("MILLISECONDS", str(_JUDGED_MS if judged else _GOLD_MS))
     asker = asker.replace("DETAILS", "false" if judged else "true").replace("REPEATS", "1" if judged else str(_REPEATS))
@@ -129,12 +116,6 @@ def _files(calls: Sequence[GoCall], mark: str, judged: bool, extra: Mapping[str,
         else {"zz_composer_values_test.go": support(".", package, ["values"])["zz_composer_values.go"].decode()}
     )
     return {_ASKER: asker, **values, **more}
-
-
-def _is_answer(answer: Any) -> bool:
-    if not isinstance(answer, dict) or answer.get("p"):
-        return False
-    return isinstance(answer.get("r"), list) and isinstance(answer.get("a"), list)
 
 
 def without_tests(tree: Tree) -> Tree:

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from composer_replication.languages.go.toolchain import ENVIRONMENT, WORK, compiler_said, go, last_line, tell
+    from composer_replication.languages.go.toolchain import ENVIRONMENT, WORK, compiler_said, go, last_line
+    from composer_replication.languages.tell import tell
 
 Test: TypeAlias = "tuple[str, str, str]"
 """Id, name and Go package of a test."""

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import TypeAdapter
-
+from composer_replication.languages.calls.book import BOOK, CallBook, choose_calls, with_wrong_answers_only
 from composer_replication.languages.functions import Function, Skipped
 from composer_replication.languages.go.alarms import alarms_of, telling
 from composer_replication.languages.go.copies import find_copies
 from composer_replication.languages.go.deletion import without_bodies
 from composer_replication.languages.go.environment import warm
-from composer_replication.languages.go.held_out import CallBook, choose_calls, make_call_book, wrong_calls
+from composer_replication.languages.go.held_out import make_call_book, wrong_calls
 from composer_replication.languages.go.layout import go_layout
 from composer_replication.languages.go.runner import GoRunner
 from composer_replication.languages.go.settings import CACHE, MODULES, SETTINGS
@@ -25,7 +24,6 @@ from composer_replication.sandbox.protocol import Ending, Installation, Limits, 
 from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import GoldProfile, HeldOutChecks, HeldOutProgram
 
-_BOOK = TypeAdapter(CallBook)
 _SHELL = """export {settings}
 [ -d vendor ] && export GOFLAGS=-mod=vendor || export GOFLAGS=-mod=mod
 go() {{
@@ -139,11 +137,11 @@ class Go:
 
     def book_to_json(self, book: CallBook) -> Any:
         """Return plain data."""
-        return _BOOK.dump_python(book, mode="json")
+        return BOOK.dump_python(book, mode="json")
 
     def book_from_json(self, data: Any) -> CallBook:
         """Invert `book_to_json`."""
-        return _BOOK.validate_python(data)
+        return BOOK.validate_python(data)
 
     def choose_checks(
         self,
@@ -159,12 +157,7 @@ class Go:
         """Choose held-out calls that no trivial body answers and the task's own tree does not."""
         del failing, gold
         checks = choose_calls(book, functions, seed)
-        if checks.weakness or not checks.programs:
-            return checks
-        wrong = set(self.wrong_programs(runner, task, checks.programs)[0])
-        if len(wrong) < len(checks.programs):
-            return HeldOutChecks(programs=checks.programs, weakness="a held-out call is answered without the feature")
-        return checks
+        return with_wrong_answers_only(checks, lambda programs: self.wrong_programs(runner, task, programs)[0])
 
     def joint_weakness(self, checks: HeldOutChecks, functions: Sequence[Function], runner: CodeRunner, gold: Tree) -> str:
         """Return nothing: each function has calls of its own."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from composer_replication.languages.programs import program_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.protocol import ExecResult, Tree
 
@@ -17,13 +17,8 @@ _MEMORY_MB, _PROCESSES, _DISK_MB = 3072, 128, 1024
 """What compiling takes, at least; threads count as processes."""
 
 
-@cache
-def program_of(*names: str) -> str:
-    """Return a program of the texts of modules of this package, one behind the other in one namespace."""
-    return "\n".join((Path(__file__).parent / f"{name}.py").read_text("utf-8").replace(_FUTURE, "") for name in names)
-
-
-_FUTURE = "from __future__ import annotations\n"
+FOLDER = Path(__file__).parent
+"""Where the texts of programs are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +53,7 @@ class GoRunner(CodeRunner):
             **{"coverage": False, "twice": False, "record": record, "mark": mark or secrets.token_hex(8)},
             **{"ids": list(test_ids), "extra": list(extra_args), **options},
         }
-        program = program_of("settings", "toolchain", "driver")
+        program = program_of(FOLDER, "settings", "toolchain", "driver")
         result, answer = self.ask(tree, program, request, _ENVIRONMENT, judged=bool(test_ids))
         return result, answer if isinstance(answer, dict) else None
 

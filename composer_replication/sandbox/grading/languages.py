@@ -20,7 +20,10 @@ from composer_replication.types.errors import TaskError
 from composer_replication.types.held_out_checks import GoldProfile, HeldOutProgram
 
 GROUP = "composer_replication.languages"
-_OWN = {"go": "composer_replication.languages.go.language:GO"}
+_OWN = {
+    "go": "composer_replication.languages.go.language:GO",
+    "javascript": "composer_replication.languages.javascript.language:JAVASCRIPT",
+}
 _PYTHON = PythonGrading()
 
 

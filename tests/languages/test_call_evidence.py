@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from composer_replication.languages.go.calls import GoCall
-from composer_replication.languages.go.evidence import HeldOutCall, choose_evidence, form_of, places_of, worst_body
+from composer_replication.languages.calls.call import Call, HeldOutCall
+from composer_replication.languages.calls.evidence import choose_evidence, form_of, places_of, worst_body
 
 WORDS = [
     "apple",
@@ -50,9 +50,7 @@ def held(
     after: Sequence[dict[str, Any]] | None = None,
     near: Sequence[dict[str, Any]] | None = None,
 ) -> HeldOutCall:
-    call = GoCall(
-        key="m.go::f", folder=".", package="m", name="f", method=False, variadic=False, results=len(results), given=tuple(given)
-    )
+    call = Call(key="m.go::f", how={}, given=tuple(given))
     nothing = [{"k": "nil"} for _ in results]
     answer = {"r": list(results), "a": list(after or given), "b": list(given), "z": list(zeros or nothing)}
     other = [text("unlike any") for _ in results]

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TypeAlias
 
-from composer_replication.languages.go.calls import Answer, GoCall
-from composer_replication.languages.go.values import Value, nodes_of
+from composer_replication.languages.calls.call import Answer, HeldOutCall
+from composer_replication.languages.calls.values import Value, nodes_of
 
 Form: TypeAlias = Hashable
 """A value without its types: numbers by value, texts and bytes as text, lists as tuples, what is empty as None."""
@@ -34,22 +34,12 @@ _PARTS, _CONSTANTS, _TRIED = 16, 12, 50_000
 _OPAQUE = frozenset({"opaque", "more"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutCall:
-    """A call that no test makes, what the gold code answers, and what it answers to the test's call that this was varied from."""
-
-    call: GoCall
-    answer: Answer
-    near: Answer
-
-
 def choose_evidence(calls: Sequence[HeldOutCall], rng: random.Random) -> tuple[list[HeldOutCall], str]:
     """Return few calls that trivial bodies get wrong, or some calls and why they are no evidence."""
-    kept = list(calls)
+    kept = [one for one in calls if not _has_opaque(one.answer)]
     if len(kept) < _FEWEST:
-        return kept, "too few held-out calls"
-    if any(node["k"] in _OPAQUE for one in kept for value in one.answer["r"] for node in nodes_of(value)):
-        return kept[:_MOST], "it gives what cannot be looked at"
+        unseen = len(calls) >= _FEWEST
+        return list(calls)[:_MOST], "it gives what cannot be looked at" if unseen else "too few held-out calls"
     places = places_of(kept)
     answers = Counter(tuple(place.given(one.answer) for place in places) for one in kept)
     if len(answers) < 2:
@@ -65,6 +55,10 @@ def choose_evidence(calls: Sequence[HeldOutCall], rng: random.Random) -> tuple[l
     if len(chosen) - most < max(2, math.ceil(_KILLED * len(chosen))):
         return chosen, f"a trivial body ({name})"
     return chosen, ""
+
+
+def _has_opaque(answer: Answer) -> bool:
+    return any(node["k"] in _OPAQUE for value in answer["r"] for node in nodes_of(value))
 
 
 def worst_body(ways: Sequence[dict[str, int]], count: int) -> tuple[str, int]:

@@ -1,0 +1,1 @@
+"""JavaScript and TypeScript: tests with node:test, vitest, jest and mocha."""
