@@ -40,6 +40,10 @@ class Language(GradedLanguage, Protocol):
         """Return whether files of these paths are a project of this language."""
         ...
 
+    def built_folders(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """Return the folders at the root of a project with files of these paths that builds write: copies of its code."""
+        ...
+
     def layout(self, tree: Path, packages: Sequence[str], tests: Sequence[str]) -> RepositoryLayout:
         """Find packages and tests below `tree`; what is given is taken as it is.
 
@@ -112,6 +116,10 @@ class Language(GradedLanguage, Protocol):
 
     def book_from_json(self, data: Any) -> Any:
         """Invert `book_to_json`. Raises ValueError on data of another shape."""
+        ...
+
+    def weakness_ahead(self, book: Any, functions: Sequence[Function], seed: str) -> str:
+        """Return why a task that deletes `functions` has no evidence, where the book alone tells; empty where it may have."""
         ...
 
     def choose_checks(

@@ -33,3 +33,9 @@ def language_of(paths: Sequence[str]) -> Language:
     raise SourceError(
         "the project has no code of a language that tasks are built in", fix=f"languages: {', '.join(language_names())}"
     )
+
+
+def built_folders(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders at the root of a project that builds of its language write: none where no language has the project."""
+    languages = map(build_language, language_names())
+    return next((language.built_folders(paths) for language in languages if language.holds(paths)), ())

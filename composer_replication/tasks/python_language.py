@@ -35,6 +35,10 @@ class Python(PythonGrading):
         """Return whether there is any Python file."""
         return any(path.endswith(".py") for path in paths)
 
+    def built_folders(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """Return `build`, `dist` and `site`, where they are no packages."""
+        return tuple(name for name in ("build", "dist", "site") if f"{name}/__init__.py" not in paths)
+
     def layout(self, tree: Path, packages: Sequence[str], tests: Sequence[str]) -> RepositoryLayout:
         """Guess packages and tests."""
         return guess_layout(tree, packages=packages, tests=tests)
@@ -97,6 +101,11 @@ class Python(PythonGrading):
     def book_from_json(self, data: Any) -> HiddenBook:
         """Invert `book_to_json`."""
         return HIDDEN_BOOK.validate_python(data)
+
+    def weakness_ahead(self, book: Any, functions: Sequence[Function], seed: str) -> str:
+        """Return nothing: programs are chosen by what they tell apart, which has to be run."""
+        del book, functions, seed
+        return ""
 
     def choose_checks(
         self,

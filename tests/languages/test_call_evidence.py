@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.languages.calls.call import Call, HeldOutCall
+from composer_replication.languages.calls.call import FunctionCall, HeldOutCall
 from composer_replication.languages.calls.evidence import choose_evidence, form_of, places_of, worst_body
 
 WORDS = [
@@ -50,7 +50,7 @@ def held(
     after: Sequence[dict[str, Any]] | None = None,
     near: Sequence[dict[str, Any]] | None = None,
 ) -> HeldOutCall:
-    call = Call(key="m.go::f", how={}, given=tuple(given))
+    call = FunctionCall(key="m.go::f", how={}, given=tuple(given))
     nothing = [{"k": "nil"} for _ in results]
     answer = {"r": list(results), "a": list(after or given), "b": list(given), "z": list(zeros or nothing)}
     other = [text("unlike any") for _ in results]

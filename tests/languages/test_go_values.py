@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from composer_replication.languages.calls.book import canonical
-from composer_replication.languages.calls.call import Call
+from composer_replication.languages.calls.call import FunctionCall
 from composer_replication.languages.calls.values import differs, nodes_of
 from composer_replication.languages.calls.variation import varied
 from composer_replication.languages.go.calls import names_types
@@ -109,7 +109,7 @@ def test_answers_are_compared(expected: Any, found: Any, other: bool) -> None:
 
 
 def test_types_of_a_call_are_named() -> None:
-    assert names_types(Call(key="k", how={}, given=(PLAIN, number(1)))) == {"Entry", "string", "int"}
+    assert names_types(FunctionCall(key="k", how={}, given=(PLAIN, number(1)))) == {"Entry", "string", "int"}
 
 
 @pytest.mark.parametrize(

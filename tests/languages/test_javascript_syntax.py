@@ -11,7 +11,7 @@ from composer_replication.languages.functions import with_stubs
 from composer_replication.languages.javascript.environment import needed
 from composer_replication.languages.javascript.instrument import exposure, instrumented, targets_of
 from composer_replication.languages.javascript.language import JAVASCRIPT
-from composer_replication.languages.javascript.layout import is_source, is_test
+from composer_replication.languages.javascript.layout import built_folders, is_source, is_test
 from composer_replication.languages.javascript.settings import framework_of, node_flags
 from composer_replication.languages.javascript.syntax import find_functions, functions_of, root_of
 from composer_replication.languages.javascript.values import is_value
@@ -121,7 +121,7 @@ def test_files_that_cannot_be_parsed_give_nothing() -> None:
 
 
 def test_typescript_and_its_dialects() -> None:
-    source = b"export function pick<T extends object>(from: T, name?: keyof T) {\n  const key = name as keyof T\n  return from[key]\n}\n"
+    source = b"export function pick<T extends object>(from: T, name?: keyof T) {\n  const key = name\n  return from[key]\n}\n"
     (function,), _ = find_functions("a.ts", source)
     assert function.parameters == ("from", "name")
     view = b"export function View({ n }: { n: number }) {\n  const m = n + 1\n  return <b>{m}</b>\n}\n"
@@ -260,3 +260,11 @@ def test_packages_for_formatting_and_publishing_are_not_needed(tmp_path: Path) -
 )
 def test_what_is_no_value_is_refused(value: object) -> None:
     assert not is_value(value)
+
+
+def test_what_a_build_wrote_is_no_source() -> None:
+    source = ["package.json", "src/index.ts", "src/a.ts", "src/deep/b.ts", "test/a.ts"]
+    assert built_folders(source) == ("build", "dist")
+    assert built_folders([*source, "lib/a.js", "lib/a.d.ts", "lib/deep/b.js", "lib/index.js"]) == ("build", "dist", "lib")
+    assert built_folders([*source, "bin/run.js", "bin/index.js"]) == ("build", "dist")
+    assert built_folders(["lib/a.js", "lib/b.js"]) == ("build", "dist")

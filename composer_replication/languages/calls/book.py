@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from composer_replication.languages.calls.call import Answer, Call, HeldOutCall
+from composer_replication.languages.calls.call import Answer, FunctionCall, HeldOutCall
 from composer_replication.languages.calls.evidence import choose_evidence, form_of
 from composer_replication.languages.calls.values import Value, differs
 from composer_replication.languages.calls.variation import varied
@@ -39,13 +39,13 @@ BOOK = TypeAdapter(CallBook)
 """Reads and writes a book as plain data."""
 
 
-def with_variations(recorded: Iterable[Call], seed: int) -> tuple[list[Call], dict[int, int]]:
+def with_variations(recorded: Iterable[FunctionCall], seed: int) -> tuple[list[FunctionCall], dict[int, int]]:
     """Return calls of the tests with variations, and for each the number of the one it comes from.
 
     Args:
         recorded: what tests call, repeats included. A function with `MOST_RECORDED` calls or more is left out.
     """
-    calls: list[Call] = []
+    calls: list[FunctionCall] = []
     bases: dict[int, int] = {}
     for key, found in sorted(_by_function(recorded).items()):
         rng = random.Random(f"{seed} {key}")
@@ -62,13 +62,13 @@ def with_variations(recorded: Iterable[Call], seed: int) -> tuple[list[Call], di
             if text not in made and len(calls) - start < len(originals) + _VARIATIONS:
                 made.add(text)
                 bases[len(calls)] = start + at
-                calls.append(Call(key=key, how=originals[at].how, given=tuple(given)))
+                calls.append(FunctionCall(key=key, how=originals[at].how, given=tuple(given)))
     return calls, bases
 
 
-def _by_function(recorded: Iterable[Call]) -> dict[str, list[Call]]:
+def _by_function(recorded: Iterable[FunctionCall]) -> dict[str, list[FunctionCall]]:
     """Return the calls of each function without repeats, in an order that does not hang on that of the tests."""
-    found: dict[str, list[Call]] = {}
+    found: dict[str, list[FunctionCall]] = {}
     for call in recorded:
         found.setdefault(call.key, []).append(call)
     by_text = {key: {canonical(one.given): one for one in calls} for key, calls in found.items() if len(calls) < MOST_RECORDED}
@@ -96,7 +96,7 @@ def _without_zeros(value: Value) -> Value:
 
 
 def steady_calls(
-    calls: Sequence[Call], bases: Mapping[int, int], first: Sequence[Answer | None], again: Sequence[Answer | None]
+    calls: Sequence[FunctionCall], bases: Mapping[int, int], first: Sequence[Answer | None], again: Sequence[Answer | None]
 ) -> dict[str, list[HeldOutCall]]:
     """Return the variations that are kept, by function.
 
@@ -158,7 +158,7 @@ def _program(one: HeldOutCall) -> HeldOutProgram:
     )
 
 
-def read_program(program: HeldOutProgram, is_call: Callable[[Call], bool]) -> tuple[Call, Answer]:
+def read_program(program: HeldOutProgram, is_call: Callable[[FunctionCall], bool]) -> tuple[FunctionCall, Answer]:
     """Return the call and the expected answer of a program that anybody may have written.
 
     Args:
@@ -170,7 +170,7 @@ def read_program(program: HeldOutProgram, is_call: Callable[[Call], bool]) -> tu
     try:
         (step,), (expected,) = (one[1] for one in json.loads(program.steps)), json.loads(program.expected)
         how = {name: value for name, value in step.items() if name not in ("key", "given")}
-        call = Call(key=step["key"], how=how, given=tuple(step["given"]))
+        call = FunctionCall(key=step["key"], how=how, given=tuple(step["given"]))
         whole = all(isinstance(part, list) and all(isinstance(v, dict) for v in part) for part in (expected["r"], expected["a"]))
         good = whole and isinstance(call.key, str) and is_call(call)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
@@ -180,7 +180,7 @@ def read_program(program: HeldOutProgram, is_call: Callable[[Call], bool]) -> tu
     return call, expected
 
 
-def wrong_answers(known: Sequence[tuple[Call, Answer]], answers: Sequence[Answer | None]) -> list[int]:
+def wrong_answers(known: Sequence[tuple[FunctionCall, Answer]], answers: Sequence[Answer | None]) -> list[int]:
     """Return the numbers of the calls without an answer or with another one than is expected."""
     pairs = enumerate(zip(known, answers, strict=True))
     return [number for number, ((_, expected), answer) in pairs if answer is None or changed(expected, answer)]

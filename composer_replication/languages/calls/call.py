@@ -13,7 +13,7 @@ Answer: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class FunctionCall:
     """A function and the values that it is given."""
 
     key: str
@@ -28,6 +28,6 @@ class Call:
 class HeldOutCall:
     """A call that no test makes, what the gold code answers, and what it answers to the test's call that this was varied from."""
 
-    call: Call
+    call: FunctionCall
     answer: Answer
     near: Answer

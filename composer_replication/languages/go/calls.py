@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from composer_replication.languages.calls.book import is_answer
-from composer_replication.languages.calls.call import Answer, Call
+from composer_replication.languages.calls.call import Answer, FunctionCall
 from composer_replication.languages.calls.values import Value, nodes_of
 from composer_replication.languages.go.instrument import Target, support, template
 from composer_replication.languages.go.runner import FOLDER, GoRunner
@@ -26,7 +26,7 @@ _REPEATS = 12
 """Times that the gold code makes each call: an order of a map is another each time."""
 
 
-def text_of(call: Call) -> str:
+def text_of(call: FunctionCall) -> str:
     """Return a call as a Go function that looks at what is given, calls, and looks again."""
     given, method, name, results = call.given, call.how["method"], call.how["name"], call.how["results"]
     there = [n for n, value in enumerate(given) if value["k"] != "nil"]
@@ -44,7 +44,7 @@ def text_of(call: Call) -> str:
     return f"func() composerAnswer {{ {before}return composerAsk([]interface{{}}{{{looked}}}, {inside}) }}"
 
 
-def call_of(known: Target, given: Sequence[Value]) -> Call:
+def call_of(known: Target, given: Sequence[Value]) -> FunctionCall:
     """Return a call of a function."""
     signature = known.signature
     how = {
@@ -55,10 +55,10 @@ def call_of(known: Target, given: Sequence[Value]) -> Call:
         "variadic": any(parameter.variadic for parameter in signature.parameters),
         "results": len(signature.results),
     }
-    return Call(key=known.key, how=how, given=tuple(given))
+    return FunctionCall(key=known.key, how=how, given=tuple(given))
 
 
-def names_types(call: Call) -> set[str]:
+def names_types(call: FunctionCall) -> set[str]:
     """Return the names of types that a call writes down."""
     words = (word for value in call.given for node in nodes_of(value) for word in _words(node.get("t", "")))
     return set(words)
@@ -69,7 +69,12 @@ def _words(text: str) -> list[str]:
 
 
 def ask(
-    runner: GoRunner, tree: Tree, calls: Sequence[Call], *, judged: bool, extra: Mapping[str, Mapping[str, bytes]] | None = None
+    runner: GoRunner,
+    tree: Tree,
+    calls: Sequence[FunctionCall],
+    *,
+    judged: bool,
+    extra: Mapping[str, Mapping[str, bytes]] | None = None,
 ) -> tuple[list[Answer | None], Ending, str]:
     """Make calls over a tree without its tests; return an answer each, None for one without, how the sandbox ended, and what the
     compiler said.
@@ -102,7 +107,7 @@ def ask(
     return answers, result.ending, said
 
 
-def _files(calls: Sequence[Call], mark: str, judged: bool, extra: Mapping[str, bytes] | None) -> dict[str, str]:
+def _files(calls: Sequence[FunctionCall], mark: str, judged: bool, extra: Mapping[str, bytes] | None) -> dict[str, str]:
     package = calls[0].how["package"]
     listed = "".join(f"\t{text_of(call)},\n" for call in calls)
     asker = template("asker").replace("package PACKAGE", f"package {package}", 1).replace("MARK", mark)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from composer_replication.languages.calls.book import CallBook, read_program, steady_calls, with_variations, wrong_answers
-from composer_replication.languages.calls.call import Call
+from composer_replication.languages.calls.call import FunctionCall
 from composer_replication.languages.go.calls import ask, call_of, names_types
 from composer_replication.languages.go.instrument import Target, callables_of, instrumented, packages_of, support, types_of
 from composer_replication.languages.go.runner import GoRunner
@@ -53,7 +53,7 @@ def _named(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {path.rpartition("/")[2]: content for path, content in files.items()}
 
 
-def _recorded(lines: Iterable[Any], known: Mapping[str, Target], types: Mapping[str, set[str]]) -> Iterator[Call]:
+def _recorded(lines: Iterable[Any], known: Mapping[str, Target], types: Mapping[str, set[str]]) -> Iterator[FunctionCall]:
     """Yield the calls that can be made again: of known functions, with types that the sources define."""
     for line in lines:
         if not (isinstance(line, list) and len(line) == 2 and line[0] in known and isinstance(line[1], list)):
@@ -67,7 +67,7 @@ def _recorded(lines: Iterable[Any], known: Mapping[str, Target], types: Mapping[
             yield call
 
 
-def _numbers(call: Call) -> set[str]:
+def _numbers(call: FunctionCall) -> set[str]:
     return {word for word in names_types(call) if word.isdigit()}
 
 
@@ -83,7 +83,7 @@ def wrong_calls(runner: GoRunner, tree: Tree, programs: Sequence[HeldOutProgram]
     return wrong_answers(known, answers), ending
 
 
-def is_call(call: Call) -> bool:
+def is_call(call: FunctionCall) -> bool:
     """Return whether untrusted data are a call. Raises KeyError, TypeError or AttributeError on data of other types."""
     how = call.how
     names = (how["package"], *how["name"].split("."))

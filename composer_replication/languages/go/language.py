@@ -78,6 +78,11 @@ class Go:
         """Return whether there is a module at the root."""
         return "go.mod" in paths
 
+    def built_folders(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """Return none: what is built of a module is no source."""
+        del paths
+        return ()
+
     def layout(self, tree: Path, packages: Sequence[str], tests: Sequence[str]) -> RepositoryLayout:
         """Take every package of the module but tools and examples."""
         return go_layout(tree, packages, tests)
@@ -142,6 +147,10 @@ class Go:
     def book_from_json(self, data: Any) -> CallBook:
         """Invert `book_to_json`."""
         return BOOK.validate_python(data)
+
+    def weakness_ahead(self, book: CallBook, functions: Sequence[Function], seed: str) -> str:
+        """Return what is wrong with the calls, which are chosen without running anything."""
+        return choose_calls(book, functions, seed).weakness
 
     def choose_checks(
         self,

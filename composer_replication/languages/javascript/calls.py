@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from composer_replication.languages.calls.book import is_answer
-from composer_replication.languages.calls.call import Answer, Call
+from composer_replication.languages.calls.call import Answer, FunctionCall
 from composer_replication.languages.calls.values import nodes_of
 from composer_replication.languages.javascript.instrument import exposure
 from composer_replication.languages.javascript.layout import TEST_FOLDERS, is_source, is_test
@@ -47,7 +47,7 @@ asker.run(async (path) => require(process.cwd() + "/" + path)).then(() => proces
 
 
 def ask(
-    runner: JavaScriptRunner, tree: Tree, calls: Sequence[Call], framework: str, *, judged: bool
+    runner: JavaScriptRunner, tree: Tree, calls: Sequence[FunctionCall], framework: str, *, judged: bool
 ) -> tuple[list[Answer | None], Ending, str]:
     """Make calls over a tree without its tests; return an answer each, None for one without, how the sandbox ended, and what went
     wrong where modules could not be loaded.
@@ -80,7 +80,7 @@ def ask(
     return [answer if is_answer(answer) else None for answer in found[0]], result.ending, str(found[1])
 
 
-def _asker(tree: Tree, calls: Sequence[Call], framework: str, mark: str) -> dict[str, str]:
+def _asker(tree: Tree, calls: Sequence[FunctionCall], framework: str, mark: str) -> dict[str, str]:
     """Return path and text of the file that makes the calls: beside a test, and named like it."""
     beside = str(calls[0].how["test"]) if calls else "asker.js"
     folder, _, name = beside.rpartition("/")
@@ -101,7 +101,7 @@ def _manifest(tree: Tree) -> Mapping[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _modules(call: Call) -> set[str]:
+def _modules(call: FunctionCall) -> set[str]:
     """Return the files that hold the function, and the classes and functions among what it is given."""
     names = [call.key, *(node["t"] for value in call.given for node in nodes_of(value) if node["k"] in ("struct", "function"))]
     return {name.partition("::")[0] for name in names if "::" in name}

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from composer_replication.languages.calls.book import CallBook, read_program, steady_calls, with_variations, wrong_answers
-from composer_replication.languages.calls.call import Answer, Call, HeldOutCall
+from composer_replication.languages.calls.call import Answer, FunctionCall, HeldOutCall
 from composer_replication.languages.javascript.calls import ask
-from composer_replication.languages.javascript.instrument import Target, instrumented, targets_of
+from composer_replication.languages.javascript.instrument import ModuleFunction, instrumented, targets_of
 from composer_replication.languages.javascript.runner import JavaScriptRunner
 from composer_replication.languages.javascript.settings import FRAMEWORKS
 from composer_replication.languages.javascript.values import is_value
@@ -60,8 +60,8 @@ def _throws(answer: Answer) -> bool:
     return any(value["k"] == "throws" for value in answer["r"])
 
 
-def _recorded(lines: Iterable[Any], known: Mapping[str, Target], how: Mapping[str, str]) -> Iterator[Call]:
-    """Yield the calls that can be made again: of known functions all of whose calls were looked at, with values that can be made."""
+def _recorded(lines: Iterable[Any], known: Mapping[str, ModuleFunction], how: Mapping[str, str]) -> Iterator[FunctionCall]:
+    """Yield the calls that can be made again: of functions all of whose calls were looked at, with values that can be made."""
     lines = [line for line in lines if isinstance(line, list)]
     full = {line[1] for line in lines if line[0] == "full"}
     for line in lines:
@@ -73,7 +73,7 @@ def _recorded(lines: Iterable[Any], known: Mapping[str, Target], how: Mapping[st
         if target.kind in _ON_OBJECT and given[0]["k"] in ("undefined", "null"):
             continue
         own = {"owner": target.owner, "member": target.member, "kind": target.kind}
-        yield Call(key=target.key, how={**own, **how}, given=tuple(given))
+        yield FunctionCall(key=target.key, how={**own, **how}, given=tuple(given))
 
 
 def wrong_calls(runner: JavaScriptRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
@@ -90,7 +90,7 @@ def wrong_calls(runner: JavaScriptRunner, tree: Tree, programs: Sequence[HeldOut
     return wrong_answers(known, answers), ending
 
 
-def is_call(call: Call) -> bool:
+def is_call(call: FunctionCall) -> bool:
     """Return whether untrusted data are a call. Raises KeyError, TypeError or AttributeError on data of other types."""
     how = call.how
     path, mark, name = call.key.partition("::")

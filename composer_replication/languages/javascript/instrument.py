@@ -33,7 +33,7 @@ _LOOPS = frozenset({"for_statement", "for_in_statement", "while_statement", "do_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ModuleFunction:
     """A function that can be called from outside of its module."""
 
     key: str
@@ -60,13 +60,13 @@ class _Insertion:
     after: str = ""
 
 
-def targets_of(path: str, source: bytes) -> list[Target]:
+def targets_of(path: str, source: bytes) -> list[ModuleFunction]:
     """Return the functions of a file that can be called from outside of it."""
     return [_target(path, one) for one in functions_of(root_of(path, source)) if one.owner]
 
 
-def _target(path: str, one: Found) -> Target:
-    return Target(key=f"{path}::{one.qualname}", owner=one.owner, member=one.member, kind=one.kind)
+def _target(path: str, one: Found) -> ModuleFunction:
+    return ModuleFunction(key=f"{path}::{one.qualname}", owner=one.owner, member=one.member, kind=one.kind)
 
 
 def instrumented(files: Mapping[str, bytes]) -> Instrumented:

@@ -13,7 +13,7 @@ from composer_replication.languages.javascript.alarms import alarms_of, telling
 from composer_replication.languages.javascript.copies import find_copies
 from composer_replication.languages.javascript.environment import install_packages
 from composer_replication.languages.javascript.held_out import make_call_book, wrong_calls
-from composer_replication.languages.javascript.layout import is_source, javascript_layout
+from composer_replication.languages.javascript.layout import built_folders, is_source, javascript_layout
 from composer_replication.languages.javascript.runner import JavaScriptRunner
 from composer_replication.languages.javascript.settings import MODULES
 from composer_replication.languages.javascript.syntax import find_functions, outline, root_of
@@ -85,6 +85,10 @@ class JavaScript:
         """Return whether there is a package at the root."""
         return "package.json" in paths and any(map(is_source, paths))
 
+    def built_folders(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """Return `dist`, `build` and folders in which most files have the names of those in `src`."""
+        return built_folders(paths)
+
     def layout(self, tree: Path, packages: Sequence[str], tests: Sequence[str]) -> RepositoryLayout:
         """Take every folder but those of tests, built files and tools."""
         return javascript_layout(tree, packages, tests)
@@ -153,6 +157,10 @@ class JavaScript:
     def book_from_json(self, data: Any) -> CallBook:
         """Invert `book_to_json`."""
         return BOOK.validate_python(data)
+
+    def weakness_ahead(self, book: CallBook, functions: Sequence[Function], seed: str) -> str:
+        """Return what is wrong with the calls, which are chosen without running anything."""
+        return choose_calls(book, functions, seed).weakness
 
     def choose_checks(
         self,

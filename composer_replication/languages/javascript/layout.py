@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path, PurePosixPath
 
 from composer_replication.languages.javascript.settings import framework_of, manifest_of
@@ -87,6 +87,23 @@ def javascript_layout(tree: Path, packages: Sequence[str], tests: Sequence[str])
 
 def _is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink() and "node_modules" not in path.parts
+
+
+def built_folders(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders at the root that builds write: `dist` and `build`, and any in which most files have names of files in
+    `src`."""
+    folders: dict[str, set[str]] = {}
+    for path in paths:
+        folder, _, rest = path.partition("/")
+        if rest.endswith(ENDINGS):
+            folders.setdefault(folder, set()).add(re.sub(r"(\.d)?\.[cm]?[jt]sx?$", "", rest.rpartition("/")[2]))
+    sources = folders.get("src", set())
+    twins = [folder for folder, names in folders.items() if folder not in ("src", *TEST_FOLDERS) and _mostly(names, sources)]
+    return tuple(sorted({"dist", "build", *twins}))
+
+
+def _mostly(names: Set[str], sources: Set[str]) -> bool:
+    return 2 * len(names & sources - {"index"}) > len(names - {"index"})
 
 
 def around(tests: Iterable[str]) -> list[str]:

@@ -136,6 +136,9 @@ class Validator:
         leak = self.scanner.find(bodies, deleted)
         if leak is not None:
             raise NoTaskError(leak)
+        ahead = self.language.weakness_ahead(self.hidden, candidate.functions, self._seed(candidate))
+        if ahead and not self.options.forgeable:
+            raise ForgeableError(ahead)
         without = self._run_without(candidate, deleted)
         hidden = self._hidden_checks(candidate, deleted, without.failing)
 
@@ -178,11 +181,14 @@ class Validator:
             runner=self.runner,
             gold=Tree(base=self.compiled),
             task=Tree(base=self.compiled, changes=deleted),
-            seed=f"{self.options.seed} {candidate.key}",
+            seed=self._seed(candidate),
         )
         if checks.weakness and not self.options.forgeable:
             raise ForgeableError(checks.weakness)
         return checks
+
+    def _seed(self, candidate: Candidate) -> str:
+        return f"{self.options.seed} {candidate.key}"
 
     def _each_left_out(self, candidate: Candidate) -> dict[str, Tree]:
         """Return for each function the gold tree without it."""
@@ -200,7 +206,7 @@ class Validator:
             return {}
         path = candidate.functions[0].path
         functions = [f for f in candidate.functions if f.path == path]
-        mutants = self.language.mutants(self.files[path], functions, self.options.mutants, f"{self.options.seed} {candidate.key}")
+        mutants = self.language.mutants(self.files[path], functions, self.options.mutants, self._seed(candidate))
         trees = (Tree(base=self.compiled, changes={path: mutant}) for mutant in mutants)
         # the first test that fails ends the run
         killed = sum(not self.runner.run(tree, spec.fail_to_pass, ("-x",)).passed for tree in trees)
@@ -264,7 +270,7 @@ class Validator:
         tree = Tree(base=self.compiled, changes=deleted)
         pool = self._tests_of_files(deleted) - candidate.tests
         near = {test_id.partition("::")[0] for test_id in candidate.tests}
-        sample = sample_tests(pool, near, self.options.pass_to_pass_cap, f"{self.options.seed} {candidate.key}")
+        sample = sample_tests(pool, near, self.options.pass_to_pass_cap, self._seed(candidate))
         ids = candidate.tests | sample
         without = run_without(tree, ids, self.runner)
         lost = lost_tests(without, self.baseline.passing)

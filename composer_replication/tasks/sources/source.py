@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from composer_replication.languages.registry import built_folders
 from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.grading.test_files import is_test_file
 from composer_replication.sandbox.scratch import scratch_folder
@@ -32,7 +33,6 @@ _LITTER_ENDINGS = (".pyc", ".pyo", ".so", ".pyd", ".dylib", ".dll", ".o", ".a", 
 _FOLDER_ENDINGS = (".egg-info", ".dist-info", ".egg")
 STATE, SOURCE_RECORD = ".build", "source.json"
 """The folder of a build's state inside its folder of tasks, and the file in it that identifies the source."""
-_BUILT_AT_ROOT = ("build", "dist", "site")
 _TASK = ("MANIFEST.sha256", "task.toml", "solution")
 _MAX_TREE_BYTES = 256 << 20
 _MOST_ENTRIES = 1_000_000
@@ -139,9 +139,8 @@ class SourceFile:
 
 def _write_tree(entries: Iterable[SourceFile], tree: Path, source: str) -> None:
     found = {entry.path: entry for entry in entries if entry.path.isprintable() and not is_litter(entry.path)}
-    packages = {path.rpartition("/")[0] for path in found if path.endswith("/__init__.py")}
     environments = tuple(path.removesuffix("pyvenv.cfg") for path in found if path.endswith("/pyvenv.cfg"))
-    built = tuple(f"{name}/" for name in _BUILT_AT_ROOT if name not in packages)
+    built = tuple(f"{name}/" for name in built_folders(list(found)))
     kept = [entry for path, entry in sorted(found.items()) if not path.startswith(environments + built)]
     if not kept:
         raise SourceError(f"{source} holds no file", fix="name the folder or archive that holds the project")
