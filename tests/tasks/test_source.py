@@ -20,8 +20,7 @@ import pytest
 
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.files import tree_files
-from composer_replication.tasks.sources import fetch
-from composer_replication.tasks.sources import repository as repository_of_archives
+from composer_replication.tasks.sources import archives, fetch
 from composer_replication.tasks.sources.source import archive_entries, digest_of, fetch_source
 from composer_replication.types.errors import SourceError
 
@@ -275,7 +274,7 @@ def forge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         git("add", ".")
         git("commit", "-q", "-m", tag)
         git("tag", tag)
-    monkeypatch.setattr(repository_of_archives, "_FORGE", re.compile(r"file://[\w./-]+"))
+    monkeypatch.setattr(archives, "_FORGE", re.compile(r"file://[\w./-]+"))
     return f"file://{root}"
 
 
@@ -321,4 +320,7 @@ def test_strangers_metadata_name_public_forges_only() -> None:
     for url in ("file:///etc/x/y", "http://github.com/a/b", "https://intranet/a/b", "https://github.com/-x", "ssh://github.com/a/b",
                 "https://github.com.evil.org/a/b", "https://github.com/a/b.git/tree/main", "https://gitlab.com/c/d"):  # fmt: skip
         message["Project-URL"] = f"Source, {url}"
-    assert list(repository_of_archives._repositories(message)) == ["https://github.com/a/b", "https://gitlab.com/c/d"]
+    version = archives.indexed_version("pypi:shop==1.2")
+    assert version is not None
+    found, _ = archives.repositories_of(version, {"PKG-INFO": bytes(message)})
+    assert list(found) == ["https://github.com/a/b", "https://gitlab.com/c/d"]

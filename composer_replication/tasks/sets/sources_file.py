@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from composer_replication.tasks.proofs.validate import slug_of
+from composer_replication.tasks.sources.archives import FORMS, indexed_version
 from composer_replication.tasks.sources.fetch import is_git_url, split_revision, without_password
-from composer_replication.tasks.sources.source import PYPI
 from composer_replication.types.errors import ConfigError
 
-_FORMS = "write one folder, pypi:NAME==VERSION or git URL a line; # begins a comment"
+_FORMS = f"write one folder, version on a package index ({FORMS}) or git URL a line; # begins a comment"
 
 
 def read_sources(file: Path) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def read_sources(file: Path) -> tuple[str, ...]:
         text = re.sub(r"(^|\s)#.*", "", line).strip()
         if not text:
             continue
-        fetched = PYPI.fullmatch(text) or (is_git_url(text) and not text.startswith("pypi:"))
+        fetched = indexed_version(text) or (is_git_url(text) and not text.startswith(("pypi:", "npm:")))
         source = text if fetched else str((file.parent / text).resolve())
         if not fetched and not Path(source).is_dir():
             raise ConfigError(f"{file}, line {number}: {without_password(text)} is no source", fix=_FORMS)
@@ -49,8 +49,8 @@ def folders_of(sources: Sequence[str]) -> dict[str, str]:
 
 
 def _folder_of(source: str) -> str:
-    if wanted := PYPI.fullmatch(source):
-        return f"{wanted['name']}-{wanted['version']}"
+    if wanted := indexed_version(source):
+        return slug_of(f"{wanted.name}-{wanted.version}") if "/" in wanted.name else f"{wanted.name}-{wanted.version}"
     address = split_revision(source)[0] if is_git_url(source) and not Path(source).is_dir() else source
     name = re.split(r"[/:]", address.rstrip("/"))[-1].removesuffix(".git")
     digest = hashlib.sha256(without_password(source).encode()).hexdigest()[:6]

@@ -1,4 +1,4 @@
-"""A SOURCE (a folder, `pypi:NAME==VERSION`, a git URL) as a clean tree of the project's own files. None of its code runs."""
+"""A SOURCE (a folder, a version on a package index, a git URL) as a clean tree of a project's own files. No code of it runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path, PurePosixPath
 
 from composer_replication.languages.registry import built_folders
 from composer_replication.sandbox.beneath import OpenFolder
-from composer_replication.sandbox.grading.test_files import is_test_file
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.files import storage_errors, tree_files
-from composer_replication.tasks.sources.fetch import clone, download_sdist, is_git_url
+from composer_replication.tasks.sources.archives import FORMS, IndexedVersion, indexed_version
+from composer_replication.tasks.sources.fetch import clone, is_git_url
 from composer_replication.tasks.sources.repository import clone_of_archive
 from composer_replication.types.errors import SourceError
 
@@ -38,7 +38,6 @@ _MAX_TREE_BYTES = 256 << 20
 _MOST_ENTRIES = 1_000_000
 _UNREADABLE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError)
 """What a damaged archive raises; RuntimeError is one with a password, or packed in a way that Python does not know."""
-PYPI = re.compile(r"pypi:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class PristineTree:
     name: str
     """Short name for task ids: the project's, the folder's or the repository's."""
     label: str
-    """Value of `TaskSpec.source`: `folder:NAME`, `pypi:NAME==VERSION` or `URL@commit`."""
+    """Value of `TaskSpec.source`: `folder:NAME`, `pypi:NAME==VERSION`, `npm:NAME@VERSION` or `URL@commit`."""
     digest: str
     """SHA-256 over sorted paths and contents of the tree."""
     tree: Path
@@ -73,40 +72,40 @@ def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Pri
     note = ""
     entries: Iterable[SourceFile]
     with scratch_folder() as scratch:
-        wanted = PYPI.fullmatch(source)
+        wanted = indexed_version(source)
         if Path(source).is_dir():
             folder = Path(source).resolve()
             name, label, entries = folder.name, f"folder:{folder.name}", _folder_entries(folder, without)
         elif wanted:
-            name, version = wanted["name"], wanted["version"]
-            archive = download_sdist(name, f"=={version}", scratch)
-            label, (entries, note) = f"pypi:{name}=={version}", _with_tests(archive, name, version, scratch / "clone")
+            name, label = wanted.name, wanted.label
+            entries, note = _with_tests(wanted, wanted.download(scratch), scratch / "clone")
         elif is_git_url(source):
             url, commit = clone(source, scratch / "clone")
             name = re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
             label, entries = f"{url}@{commit}", _folder_entries(scratch / "clone")
         else:
             raise SourceError(
-                f"{source!r} is neither a folder, pypi:NAME==VERSION nor a git URL",
+                f"{source!r} is neither a folder, a version on a package index ({FORMS}) nor a git URL",
                 fix="check the path, or write for example pypi:inflection==0.5.1 or a URL that ends in .git",
             )
         _write_tree(entries, tree, source)
     return PristineTree(name=name, label=label, digest=digest_of(tree), tree=tree, note=note)
 
 
-def _with_tests(archive: Path, name: str, version: str, folder: Path) -> tuple[list[SourceFile], str]:
+def _with_tests(version: IndexedVersion, archive: Path, folder: Path) -> tuple[list[SourceFile], str]:
     """Return the files of a source archive, with those of its repository where it has no tests, and a note that says so, or why
     there are none."""
     entries = list(archive_entries(archive))
     files = {entry.path: entry.content for entry in entries}
-    if any(map(is_test_file, files)) or not any(path.endswith(".py") for path in files):
+    if not version.lacks_tests(files):
         return entries, ""
     try:
-        url, commit = clone_of_archive(files, name, version, folder)
+        cloned = clone_of_archive(version, files, folder)
     except SourceError as error:
         return entries, error.message
-    more = [entry for entry in _folder_entries(folder) if entry.path not in files]
-    return entries + more, f"the source archive of {name} {version} has no tests: they are from {url}@{commit}"
+    more = [entry for entry in _folder_entries(cloned.tree) if entry.path not in files]
+    note = f"the source archive of {version.name} {version.version} has no tests: they are from {cloned.url}@{cloned.commit}"
+    return entries + more, note
 
 
 def digest_of(tree: Path) -> str:
