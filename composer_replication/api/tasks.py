@@ -25,7 +25,7 @@ def build_tasks(
     A build that was interrupted continues, and one that is done is only read.
 
     Args:
-        source: a folder, `pypi:NAME==VERSION`, `npm:NAME@VERSION`, or a git URL.
+        source: a folder, `pypi:NAME==VERSION`, `npm:NAME@VERSION`, `debian:NAME==VERSION`, or a git URL.
         out: the folder to write.
         max_tasks: stop after this many.
         options: fields of `BuildOptions`, such as `install=True` for the project's own dependencies, or `mode="commits"`.

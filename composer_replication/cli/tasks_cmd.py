@@ -34,7 +34,7 @@ app = typer.Typer(help="Build, list and show tasks.", no_args_is_help=True)
 
 _List = typer.Option("--from", dir_okay=False, help="File with a source a line: build them all into one set.")
 _Size = typer.Option(help="Functions deleted together: a number, or a range such as 3-10. Default: 1; features: 2-12.")
-_Source = typer.Argument(help="A folder, pypi:NAME==VERSION, npm:NAME@VERSION, or a git URL (URL@REV).")
+_Source = typer.Argument(help="A folder, pypi:NAME==VERSION, npm:NAME@VERSION, debian:NAME==VERSION, or a git URL.")
 _Commits = typer.Option(min=1, help="With --mode commits: look at this many of the newest; by default at all.")
 _Since = typer.Option(help="With --mode commits: look only at commits that came after this tag or commit.")
 

@@ -48,8 +48,8 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     An interrupted build is continued by the same call and gives the same tasks.
 
     Args:
-        source: a folder, `pypi:NAME==VERSION`, `npm:NAME@VERSION` or a git URL (`URL@REV`). Folders of tasks in it, `out` among
-            them, are not part of it.
+        source: a folder, `pypi:NAME==VERSION`, `npm:NAME@VERSION`, `debian:NAME==VERSION` or a git URL (`URL@REV`). Folders of
+            tasks in it, `out` among them, are not part of it.
         progress: called from this thread.
 
     Raises:

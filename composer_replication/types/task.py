@@ -25,7 +25,7 @@ class TaskSpec:
 
     task_id: str
     source: str
-    """Origin of the repository: a folder, `pypi:NAME==VERSION`, `npm:NAME@VERSION` or a git URL with its commit."""
+    """Origin of the repository: a folder, a version on an index such as `pypi:NAME==VERSION`, or a git URL with its commit."""
     source_digest: str
     """SHA-256 over the pristine tree (paths and contents), which distinguishes two builds."""
     instruction: str

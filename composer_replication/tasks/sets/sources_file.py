@@ -30,7 +30,7 @@ def read_sources(file: Path) -> tuple[str, ...]:
         text = re.sub(r"(^|\s)#.*", "", line).strip()
         if not text:
             continue
-        fetched = indexed_version(text) or (is_git_url(text) and not text.startswith(("pypi:", "npm:")))
+        fetched = indexed_version(text) or (is_git_url(text) and not text.startswith(("pypi:", "npm:", "debian:")))
         source = text if fetched else str((file.parent / text).resolve())
         if not fetched and not Path(source).is_dir():
             raise ConfigError(f"{file}, line {number}: {without_password(text)} is no source", fix=_FORMS)

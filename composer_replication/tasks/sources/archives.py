@@ -1,4 +1,4 @@
-"""Versions of packages on an index, `pypi:NAME==VERSION` and `npm:NAME@VERSION`: archives, and which repository is theirs."""
+"""Versions of packages on an index (`FORMS`): their archives, and which repository is theirs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pathlib import Path
 from composer_replication.languages.javascript.layout import is_source as is_javascript
 from composer_replication.languages.javascript.layout import is_test as is_javascript_test
 from composer_replication.sandbox.grading.test_files import is_test_file
+from composer_replication.tasks.sources.debian_pool import download_original
 from composer_replication.tasks.sources.fetch import download_sdist
 from composer_replication.tasks.sources.npm_registry import download_package
 
-FORMS = "pypi:NAME==VERSION, npm:NAME@VERSION"
+FORMS = "pypi:NAME==VERSION, npm:NAME@VERSION, debian:NAME==VERSION"
 """How a version is named."""
 _FORGE = re.compile(r"https://(?:www\.)?(?:github\.com|gitlab\.com|codeberg\.org|bitbucket\.org)/[\w.-]+/[\w.-]+")
 """Repositories of public forges: metadata that strangers write may name no other host."""
@@ -53,7 +54,7 @@ class IndexedVersion:
 
 def indexed_version(source: str) -> IndexedVersion | None:
     """Return the version that a source names; None where it has another form."""
-    for index in (_PYPI, _NPM):
+    for index in (_PYPI, _NPM, _DEBIAN):
         if found := index.pattern.fullmatch(source):
             return IndexedVersion(index=index, label=source, name=found["name"], version=found["version"])
     return None
@@ -87,6 +88,16 @@ def _is_python(path: str) -> bool:
     return path.endswith(".py")
 
 
+def _never(path: str) -> bool:
+    del path
+    return False
+
+
+def _nothing(files: Mapping[str, bytes]) -> tuple[list[str], str]:
+    del files
+    return [], ""
+
+
 def _sdist(name: str, version: str, folder: Path) -> Path:
     return download_sdist(name, f"=={version}", folder)
 
@@ -105,6 +116,16 @@ _NPM = _Index(
     is_code=is_javascript,
     is_test=is_javascript_test,
 )
+
+
+_DEBIAN = _Index(
+    pattern=re.compile(r"debian:(?P<name>[a-z0-9][a-z0-9.+-]+)==(?P<version>[A-Za-z0-9][A-Za-z0-9.:+~-]*)"),
+    download=download_original,
+    named=_nothing,
+    is_code=_never,
+    is_test=_never,
+)
+"""Its archives are upstream's own, and have the tests that upstream gives out."""
 
 
 def repositories_of(version: IndexedVersion, files: Mapping[str, bytes]) -> tuple[Iterator[str], str]:

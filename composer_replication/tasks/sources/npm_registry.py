@@ -11,17 +11,15 @@ import hashlib
 import json
 import os
 import re
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
+from composer_replication.tasks.sources.web import read_address
 from composer_replication.types.errors import SourceError
 
 _REGISTRY = "https://registry.npmjs.org/"
 _MOST_BYTES, _MOST_METADATA = 256 << 20, 16 << 20
-_TIME_S = 120
 _STRONG = ("sha512", "sha384", "sha256")
 _FIX = "check name, version and npm's settings (`npm config list`), or unpack the archive and name its folder"
 
@@ -75,21 +73,12 @@ def _settings() -> dict[str, str]:
 
 def _read(address: str, settings: dict[str, str], most: int, what: str) -> bytes:
     """Return what the registry answers. Raises SourceError."""
-    request = urllib.request.Request(address, headers={"Accept": "application/json, application/octet-stream"})
     parts = urlsplit(address)
-    for name, token in settings.items():
-        scope = name.removesuffix(":_authToken")
-        if name.endswith(":_authToken") and f"//{parts.netloc}{parts.path}".startswith(scope):
-            request.add_unredirected_header("Authorization", f"Bearer {token}")
-    try:
-        with urllib.request.urlopen(request, timeout=_TIME_S) as response:
-            content: bytes = response.read(most + 1)
-    except urllib.error.HTTPError as error:
-        error.close()
-        missing = f"the registry does not have {what}" if error.code == 404 else f"the registry refuses {what} ({error.code})"
-        raise SourceError(missing, fix=_FIX) from error
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{what} cannot be fetched: {error}", fix=_FIX) from error
-    if len(content) > most:
-        raise SourceError(f"{what} is larger than {most >> 20} MiB", fix=_FIX)
-    return content
+    here = f"//{parts.netloc}{parts.path}"
+    tokens = [
+        token
+        for name, token in settings.items()
+        if name.endswith(":_authToken") and here.startswith(name.removesuffix(":_authToken"))
+    ]
+    headers = {"Authorization": f"Bearer {tokens[-1]}"} if tokens else {}
+    return read_address(address, what, most=most, index="the registry", fix=_FIX, headers=headers)

@@ -47,7 +47,7 @@ class PristineTree:
     name: str
     """Short name for task ids: the project's, the folder's or the repository's."""
     label: str
-    """Value of `TaskSpec.source`: `folder:NAME`, `pypi:NAME==VERSION`, `npm:NAME@VERSION` or `URL@commit`."""
+    """Value of `TaskSpec.source`: `folder:NAME`, a version on an index (`archives.FORMS`) or `URL@commit`."""
     digest: str
     """SHA-256 over sorted paths and contents of the tree."""
     tree: Path
