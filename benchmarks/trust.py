@@ -65,7 +65,7 @@ built from them; no check was tuned on any of the ten."""
 _MEASURED = ("composer_replication/sandbox", "composer_replication/tasks", "composer_replication/languages", "tests/attack")
 _ASIDE = (
     *("composer_replication/tasks/exchange", "composer_replication/tasks/history", "composer_replication/tasks/sets"),
-    "composer_replication/languages/go",
+    *(f"composer_replication/languages/{name}" for name in ("go", "javascript", "calls")),
 )
 """Folders whose code the figures describe, without those in them that no build of a Python package by deletion and no grading
 runs: a record of other code is measured again."""
