@@ -126,7 +126,10 @@ def test_files_that_cannot_be_parsed_give_nothing() -> None:
 
 
 def test_typescript_and_its_dialects() -> None:
-    source = b"export function pick<T extends object>(from: T, name?: keyof T) {\n  const key = name as keyof T\n  return from[key]\n}\n"
+    source = (
+        b"export function pick<T extends object>(from: T, name?: keyof T) {\n"
+        b"  const key = name as keyof T\n  return from[key]\n}\n"
+    )
     (function,), _ = find_functions("a.ts", source)
     assert function.parameters == ("from", "name")
     view = b"export function View({ n }: { n: number }) {\n  const m = n + 1\n  return <b>{m}</b>\n}\n"

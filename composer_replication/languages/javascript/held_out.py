@@ -61,7 +61,7 @@ def _throws(answer: Answer) -> bool:
 
 
 def _recorded(lines: Iterable[Any], known: Mapping[str, Target], how: Mapping[str, str]) -> Iterator[Call]:
-    """Yield the calls that can be made again: of known functions all of whose calls were looked at, with values that can be made."""
+    """Yield the calls that can be made again: of known functions whose calls were all looked at, with values that can be made."""
     lines = [line for line in lines if isinstance(line, list)]
     full = {line[1] for line in lines if line[0] == "full"}
     for line in lines:

@@ -59,7 +59,7 @@ def framework_of(manifest: Mapping[str, Any], texts: Iterable[str] = ()) -> str:
     said = [text for name, text in scripts.items() if name == "test"]
     said += [text for name, text in scripts.items() if (name != "test" and "test" in name) or name == "unit"]
     for text in said:
-        words = re.findall(r"[\w-]+", re.sub(r"--\S+|\.\w+", " ", text))
+        words: list[str] = re.findall(r"[\w-]+", re.sub(r"--\S+|\.\w+", " ", text))
         for word in words:
             if word in FRAMEWORKS:
                 return word
