@@ -10,6 +10,7 @@ import pytest
 
 from composer_replication.languages.calls.call import FunctionCall, HeldOutCall
 from composer_replication.languages.calls.evidence import choose_evidence, form_of, places_of, worst_body
+from composer_replication.languages.calls.values import differs
 
 WORDS = [
     "apple",
@@ -135,3 +136,11 @@ def test_conversions_are_trivial(one: dict[str, Any], other: dict[str, Any]) -> 
 
 def test_large_numbers_stay_apart() -> None:
     assert form_of(number(2**62)) != form_of(number(2**62 + 1))
+
+
+@pytest.mark.parametrize("found", [10**400, -(10**400), "1" * 5000, [1], {"k": "float"}, True, None])
+def test_an_answer_of_any_shape_is_compared(found: Any) -> None:
+    expected = {"k": "float", "t": "number", "v": "7"}
+    assert differs(expected, {**expected, "v": found})
+    assert differs(expected, found)
+    assert differs({"k": "list", "t": "Array", "e": [expected]}, {"k": "list", "t": "Array", "e": found})

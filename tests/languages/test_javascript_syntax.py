@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from composer_replication.languages.functions import with_stubs
-from composer_replication.languages.javascript.environment import needed
+from composer_replication.languages.javascript import alarms
+from composer_replication.languages.javascript.alarms import telling
+from composer_replication.languages.javascript.environment import needed, remove_own_copies
 from composer_replication.languages.javascript.instrument import exposure, instrumented, targets_of
 from composer_replication.languages.javascript.language import JAVASCRIPT
 from composer_replication.languages.javascript.layout import built_folders, is_source, is_test
 from composer_replication.languages.javascript.settings import framework_of, node_flags
-from composer_replication.languages.javascript.syntax import find_functions, functions_of, root_of
+from composer_replication.languages.javascript.support import FOLDER
+from composer_replication.languages.javascript.syntax import can_be_read, find_functions, functions_of, root_of
 from composer_replication.languages.javascript.values import is_value
 from composer_replication.languages.layout import NoTestsError
+from composer_replication.languages.programs import program_of
 from composer_replication.types.errors import SourceError
 
 SOURCE = b"""#!/usr/bin/env node
@@ -268,3 +274,48 @@ def test_what_a_build_wrote_is_no_source() -> None:
     assert built_folders([*source, "lib/a.js", "lib/a.d.ts", "lib/deep/b.js", "lib/index.js"]) == ("build", "dist", "lib")
     assert built_folders([*source, "bin/run.js", "bin/index.js"]) == ("build", "dist")
     assert built_folders(["lib/a.js", "lib/b.js"]) == ("build", "dist")
+
+
+@pytest.mark.parametrize("path", ["a.js", "a.ts", "a.tsx"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"const x = " + b"(" * 5000 + b"1" + b")" * 5000 + b"\n",
+        b"a = " * 5000 + b"1\n",
+        b"function f(){" * 3000 + b"}" * 3000,
+        b"x = " + b"{a:" * 5000 + b"1" + b"}" * 5000,
+    ],
+    ids=["brackets", "assignments", "functions", "objects"],
+)
+def test_deep_nesting_does_not_end_the_host(path: str, source: bytes) -> None:
+    assert "__composerExpose" in exposure(path, source, ())
+    assert telling({path: source}) == set()
+
+
+def test_what_takes_minutes_to_parse_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarms, "_ONE_S", 0.5)
+    slow = b"/[" * 100_000
+    begun = time.thread_time()
+    assert not can_be_read("a.js", slow, 0.5)
+    assert telling({"a.js": slow, "b.ts": slow}) == {"a file that takes long to read"}
+    assert time.thread_time() - begun < 30
+    assert can_be_read("a.js", SOURCE, 0.5)
+
+
+def test_lines_of_outcomes_may_hold_any_character(tmp_path: Path) -> None:
+    program = program_of(FOLDER, "settings", "toolchain").replace("WORK = tempfile.mkdtemp", "WORK = (lambda **_: '/nowhere')")
+    names: dict[str, Any] = {}
+    exec(program, names)
+    place = tmp_path / "outcomes"
+    place.write_text(json.dumps(["mark", "a\u2028b\x85c"], ensure_ascii=False) + "\n" + '["mark"\n["other", 1]\n')
+    assert names["lines_of"](str(place), "mark") == [["a\u2028b\x85c"]]
+
+
+def test_a_published_version_of_the_project_is_removed(tmp_path: Path) -> None:
+    for path in ("node_modules/@own/words", "node_modules/tool/node_modules/@own/words", "node_modules/@own/other"):
+        (tmp_path / path).mkdir(parents=True)
+    remove_own_copies(tmp_path, "@own/words")
+    assert [path.name for path in sorted((tmp_path / "node_modules" / "@own").iterdir())] == ["other"]
+    assert not (tmp_path / "node_modules/tool/node_modules/@own/words").exists()
+    remove_own_copies(tmp_path, "..")
+    assert (tmp_path / "node_modules").is_dir()

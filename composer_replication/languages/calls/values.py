@@ -79,5 +79,5 @@ def _close(expected: Any, found: Any) -> bool:
         return True
     try:
         return math.isclose(float(expected), float(found), rel_tol=_CLOSE, abs_tol=_NEAR_ZERO)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return bool(expected == found)

@@ -5,11 +5,12 @@ It judges nothing: a forger needs none of these, and honest code may use any of 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from composer_replication.languages.javascript.layout import is_source
-from composer_replication.languages.javascript.syntax import imports_of, root_of, text_of, walk
+from composer_replication.languages.javascript.syntax import can_be_read, imports_of, root_of, text_of, walk
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.types import TaskSpec
 
@@ -25,15 +26,21 @@ _NAMES = {
     **dict.fromkeys(("__composerExpose", "__vitest_worker__", "expect", "describe", "jest"), "speaks to what runs the tests"),
 }
 _TOO_LARGE, _LARGEST = "a file above 512 KB", 512 << 10
-"""The host reads these files: larger ones are named, not read."""
+_TOO_SLOW, _ONE_S, _ALL_S = "a file that takes long to read", 5.0, 20.0
+"""The host reads these files: what is larger, or takes more CPU seconds, alone or of all, is named, not read."""
+_UNREAD = {_TOO_LARGE: "is too large to look at", _TOO_SLOW: "is too odd to look at"}
 
 
 def telling(sources: Mapping[str, bytes]) -> set[str]:
-    """Return the modules and names that are worth a look, and whether a file is too large to read."""
+    """Return the modules and names that are worth a look, and whether a file is too large or too slow to read."""
     found: set[str] = set()
+    end = time.thread_time() + _ALL_S
     for path, source in sources.items():
         if len(source) > _LARGEST:
             found.add(_TOO_LARGE)
+            continue
+        if not can_be_read(path, source, min(_ONE_S, end - time.thread_time())):
+            found.add(_TOO_SLOW)
             continue
         root = root_of(path, source)
         found |= {name for one in imports_of(root) for name in (one, one.removeprefix("node:")) if name in _IMPORTS}
@@ -51,7 +58,7 @@ def alarms_of(task: TaskSpec, pristine: Path, changes: Mapping[str, bytes | None
         new -= telling(_sources(task, pristine))
     found: dict[str, list[str]] = {}
     for name in sorted(new):
-        kind = "is too large to look at" if name == _TOO_LARGE else _IMPORTS.get(name, _NAMES.get(name, ""))
+        kind = _UNREAD.get(name) or _IMPORTS.get(name) or _NAMES.get(name, "")
         found.setdefault(kind, []).append(name)
     return tuple(
         f"the code {kind} ({', '.join(names)}), which the rest of the task's code does not" for kind, names in found.items()

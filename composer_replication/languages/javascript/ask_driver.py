@@ -45,7 +45,8 @@ def answers_to(request: Mapping[str, Any]) -> tuple[list[Any], str]:
         with open(os.path.join(WORK, "plan"), "w", encoding="utf-8") as file:
             json.dump(plan, file)
         ((command, _),) = commands_of(request["framework"], [request["asker"]])
-        _, printed = run_limited(command, request["call_s"], {"COMPOSER_MARK": mark}, watched=out)
+        extra = {"COMPOSER_MARK": mark}
+        _, printed = run_limited(command, request["call_s"], extra, watched=out, start_s=request["start_s"])
         begun = -1
         for line in lines_of(out, mark):
             if len(line) < 2 or not isinstance(line[0], int) or not -1 <= line[0] < len(calls):

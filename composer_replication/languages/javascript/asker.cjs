@@ -7,8 +7,12 @@ const { built, expose, owners, seen } = require("./values.cjs")
 const MOST_ITEMS = 100
 let blocks = new Set()
 globalThis.__composerExpose = expose
-globalThis.__composerHit = (number) => void blocks.add(number)
-globalThis.__composerCalled = () => {}
+
+// Notes blocks from here on: instrumented modules load the recorder, which would note them elsewhere.
+function noteBlocks() {
+  globalThis.__composerHit = (number) => void blocks.add(number)
+  globalThis.__composerCalled = () => {}
+}
 
 // Reads the calls, loads their modules with `load(path)`, and writes a line for each answer.
 exports.run = async function (load) {
@@ -23,6 +27,7 @@ exports.run = async function (load) {
       write([-1, "module", `${path}: ${String(error && error.message).slice(0, 300)}`])
     }
   }
+  noteBlocks()
   for (let at = plan.first; at < plan.calls.length; at++) {
     write([at, "begun"])
     write([at, "answer", await steady(plan.calls[at], plan)])

@@ -17,12 +17,17 @@ from composer_replication.languages.javascript.layout import TEST_FOLDERS, is_so
 from composer_replication.languages.javascript.runner import JavaScriptRunner, content_of, files_of
 from composer_replication.languages.javascript.settings import node_flags
 from composer_replication.languages.javascript.support import FOLDER, support_files
+from composer_replication.languages.javascript.syntax import can_be_read
 from composer_replication.languages.programs import program_of
 from composer_replication.sandbox.protocol import Ending, Tree
 
 _JUDGED_S, _GOLD_S = 15.0, 5.0
-"""Seconds without an answer after which a call is given up, the start of the process included: less for the gold code, so that a
-slower machine does not turn right into wrong."""
+"""Seconds without an answer after which a call is given up: less for the gold code, so that a slower machine does not turn right
+into wrong."""
+_START_S = 60.0
+"""Seconds until the first call is begun: jest starts slowly where it translates TypeScript, and on a busy machine."""
+_READ_S = 5.0
+"""CPU seconds in which the host can parse a module of judged work, or gives it up."""
 _REPEATS = 3
 """Times that the gold code makes each call in each of two processes."""
 _ASKERS = {
@@ -62,13 +67,15 @@ def ask(
     modules = sorted({path for call in calls for path in _modules(call)})
     changes = dict(tree.changes)
     for path in modules:
-        if source := content_of(tree, path):
+        source = content_of(tree, path)
+        if source and (not judged or can_be_read(path, source, _READ_S)):
             owners = {call.how["owner"] for call in calls if call.key.startswith(f"{path}::")}
             changes[path] = source + exposure(path, source, owners).encode()
     request = {
         **{"support": support_files(), "framework": framework, "mark": mark, "modules": modules},
         **{"calls": [{"key": call.key, "how": dict(call.how), "given": list(call.given)} for call in calls]},
         **{"details": not judged, "repeats": 1 if judged else _REPEATS, "call_s": _JUDGED_S if judged else _GOLD_S},
+        **{"start_s": _START_S},
         **_asker(tree, calls, framework, mark),
     }
     program = program_of(FOLDER, "settings", "toolchain", "ask_driver")

@@ -91,7 +91,7 @@ def recorded() -> list[Any]:
     except (OSError, ValueError, RecursionError):
         return []
     for line in lines:
-        if line[0] == "hit":
+        if isinstance(line, list) and len(line) == 4 and line[0] == "hit" and all(isinstance(text, str) for text in line[1:3]):
             path = line[1].removeprefix("file://")
             line[1] = os.path.relpath(path) if path.startswith("/") else path
             line[2] = " ".join(line[2].split())

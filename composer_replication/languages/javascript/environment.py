@@ -83,7 +83,16 @@ def install_packages(python: Path, tree: Path, *, fetch: bool) -> None:
     if done.returncode:
         raise _failed(done.stderr)
     (fresh / "node_modules").mkdir(exist_ok=True)
+    remove_own_copies(fresh, str(manifest_of(str(tree)).get("name") or ""))
     fresh.rename(place)
+
+
+def remove_own_copies(folder: Path, name: str) -> None:
+    """Remove published versions of the project itself, which packages for its development may require: they hold the code that
+    tasks delete."""
+    if re.fullmatch(r"(@[\w.-]+/)?\w[\w.-]*", name):
+        for copy in [*folder.glob(f"**/node_modules/{name}")]:
+            shutil.rmtree(copy, ignore_errors=True)
 
 
 def needed(tree: Path) -> dict[str, dict[str, str]]:

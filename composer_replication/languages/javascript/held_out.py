@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from composer_replication.languages.calls.book import CallBook, read_program, steady_calls, with_variations, wrong_answers
-from composer_replication.languages.calls.call import Answer, FunctionCall, HeldOutCall
+from composer_replication.languages.calls.call import Answer, FunctionCall
 from composer_replication.languages.javascript.calls import ask
 from composer_replication.languages.javascript.instrument import ModuleFunction, instrumented, targets_of
 from composer_replication.languages.javascript.runner import JavaScriptRunner
@@ -47,22 +47,20 @@ def make_call_book(
         return CallBook(calls={}, notes=(f"no call of the tests could be recorded: {why}",))
     first, _, said = ask(runner, observed, calls, framework, judged=False)
     again, _, _ = ask(runner, tree, calls, framework, judged=False)
-    kept = {key: list(filter(_ends_alike, found)) for key, found in steady_calls(calls, bases, first, again).items()}
+    kept = {
+        key: [one for one in found if not _throws(one.answer)] for key, found in steady_calls(calls, bases, first, again).items()
+    }
     return CallBook(calls=kept, notes=(f"held-out calls: {said}",) if said else ())
 
 
-def _ends_alike(one: HeldOutCall) -> bool:
-    """Return whether a variation throws where the call that it comes from does, and only there: misuse throws too."""
-    return _throws(one.answer) == _throws(one.near)
-
-
 def _throws(answer: Answer) -> bool:
+    """Return whether a call throws: what it should throw for no test says, and the task's own tree throws too."""
     return any(value["k"] == "throws" for value in answer["r"])
 
 
 def _recorded(lines: Iterable[Any], known: Mapping[str, ModuleFunction], how: Mapping[str, str]) -> Iterator[FunctionCall]:
     """Yield the calls that can be made again: of functions all of whose calls were looked at, with values that can be made."""
-    lines = [line for line in lines if isinstance(line, list)]
+    lines = [line for line in lines if isinstance(line, list) and len(line) > 1 and isinstance(line[1], str)]
     full = {line[1] for line in lines if line[0] == "full"}
     for line in lines:
         if not (len(line) == 3 and line[0] == "call" and line[1] in known and line[1] not in full):

@@ -53,7 +53,7 @@ class JavaScriptRunner(CodeRunner):
         ids = _ids_of(run.outcomes)
         coverage: dict[str, dict[int, set[str]]] = {}
         for line in observed or ():
-            if line[0] == "hit" and line[3] in made.lines:
+            if isinstance(line, list) and len(line) == 4 and line[0] == "hit" and line[3] in made.lines:
                 path, numbers = made.lines[line[3]]
                 for number in numbers:
                     coverage.setdefault(path, {}).setdefault(number, set()).update(ids.get((line[1], line[2]), ()))

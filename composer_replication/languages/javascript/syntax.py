@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _BRANCHES = frozenset(
         "ternary_expression",
     }
 )
+_CHUNK = 64 << 10
 _NAME = re.compile(r"[A-Za-z_$][\w$]*")
 
 
@@ -49,8 +51,24 @@ def _parser(grammar: str) -> Parser:
 
 def root_of(path: str, source: bytes) -> Node:
     """Return the root of a file's syntax tree; what cannot be parsed is a node of the kind `ERROR` in it."""
-    grammar = "tsx" if path.endswith(".tsx") else "typescript" if path.endswith(TYPED) else "javascript"
-    return _parser(grammar).parse(source).root_node
+    return _parser(_grammar_of(path)).parse(source).root_node
+
+
+def _grammar_of(path: str) -> str:
+    return "tsx" if path.endswith(".tsx") else "typescript" if path.endswith(TYPED) else "javascript"
+
+
+def can_be_read(path: str, source: bytes, seconds: float) -> bool:
+    """Return whether a file can be parsed in so much CPU time: a few kilobytes can be written that take minutes."""
+    from tree_sitter import Parser as TreeSitterParser
+
+    parser = TreeSitterParser(_parser(_grammar_of(path)).language)  # of this thread: its callbacks let others run
+    end = time.thread_time() + seconds
+    try:
+        parser.parse(lambda at, _: source[at : at + _CHUNK], progress_callback=lambda *_: time.thread_time() > end)
+    except ValueError:  # ended by the callback
+        return False
+    return True
 
 
 def text_of(node: Node | None) -> str:
@@ -123,23 +141,20 @@ def _of_statement(node: Node, whole: Node) -> Iterator[Found]:
 
 def _of_value(name: str, value: Node, whole: Node) -> Iterator[Found]:
     """Yield what `name = value` defines."""
+    while value.type in ("as_expression", "satisfies_expression", "parenthesized_expression") and value.named_children:
+        value = value.named_children[0]
     if value.type in _VALUES:
         yield Found(qualname=name, node=value, whole=whole, owner=name)
     elif value.type in _CLASSES:
         yield from _of_class(name, value)
     elif value.type == "object":
         yield from _of_object(name, name, value)
-    elif value.type in ("as_expression", "satisfies_expression", "parenthesized_expression") and value.named_children:
-        yield from _of_value(name, value.named_children[0], whole)
 
 
 def _of_assignment(left: str, right: Node, whole: Node) -> Iterator[Found]:
     """Yield what an assignment at the top of a module defines: `exports.f = …`, `C.prototype.m = …`, `module.exports = …`."""
-    if right.type == "assignment_expression":
-        inner = right.child_by_field_name("right")
-        if inner is not None:
-            yield from _of_assignment(left, inner, whole)
-        return
+    while right.type == "assignment_expression" and (inner := right.child_by_field_name("right")) is not None:
+        right = inner
     parts = left.split(".")
     if not all(map(_NAME.fullmatch, parts)):
         return

@@ -106,11 +106,14 @@ def tool(package: str, path: str) -> str:
     return os.path.join("node_modules", package, path)
 
 
-def run_limited(command: Sequence[str], seconds: float, extra: Mapping[str, str], watched: str = "") -> tuple[int | None, str]:
+def run_limited(
+    command: Sequence[str], seconds: float, extra: Mapping[str, str], watched: str = "", start_s: float = 0
+) -> tuple[int | None, str]:
     """Run a command in a session of its own; return its exit status, None where it was ended, and the end of what it printed.
 
     Args:
         seconds: it is ended after these; with `watched`, after these without a change of that file's size.
+        start_s: with `watched`, the seconds until that file is there.
     """
     with open(os.path.join(WORK, "printed"), "wb+") as printed:
         process = subprocess.Popen(
@@ -121,7 +124,7 @@ def run_limited(command: Sequence[str], seconds: float, extra: Mapping[str, str]
             stderr=printed,
             start_new_session=True,
         )
-        status = _wait(process, seconds, watched)
+        status = _wait(process, seconds, watched, start_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -129,9 +132,9 @@ def run_limited(command: Sequence[str], seconds: float, extra: Mapping[str, str]
         return status, printed.read().decode(errors="replace")
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float, watched: str) -> int | None:
+def _wait(process: subprocess.Popen[bytes], seconds: float, watched: str, start_s: float) -> int | None:
     size, since = -1, time.monotonic()
-    while time.monotonic() - since < seconds:
+    while time.monotonic() - since < (seconds if size >= 0 else max(seconds, start_s)):
         try:
             return process.wait(timeout=0.05 if watched else seconds)
         except subprocess.TimeoutExpired:
@@ -150,7 +153,7 @@ def lines_of(path: str, mark: str) -> list[Any]:
     except OSError:
         return []
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # JSON has other ends of lines inside its texts
         try:
             read = json.loads(line)
         except (ValueError, RecursionError):

@@ -62,8 +62,8 @@ function seenObject(value, look) {
   const prototype = Object.getPrototypeOf(value)
   if (Object.getOwnPropertySymbols(value).length) return { k: "opaque" }
   if (Array.isArray(value)) return prototype === Array.prototype ? { k: "list", t: "Array", e: Array.from(value, look) } : { k: "opaque" }
-  if (prototype === Map.prototype) return { k: "map", t: "Map", e: [...value].map(([key, inner]) => [look(key), look(inner)]) }
-  if (prototype === Set.prototype) return { k: "list", t: "Set", e: [...value].map(look) }
+  if (prototype === Map.prototype) return { k: "map", t: "Map", e: ordered([...value].map(([key, inner]) => [look(key), look(inner)])) }
+  if (prototype === Set.prototype) return { k: "list", t: "Set", e: ordered([...value].map(look)) }
   if (prototype === Date.prototype) return { k: "float", t: "Date", v: String(value.getTime()) }
   if (prototype === RegExp.prototype) return { k: "string", t: "RegExp", v: String(value) }
   if (typeof URL === "function" && prototype === URL.prototype) return { k: "string", t: "URL", v: value.href }
@@ -80,6 +80,12 @@ function seenObject(value, look) {
   if (!fields) return { k: "opaque" }
   if (value instanceof Error) fields.unshift(["message", value.message])
   return { k: "struct", t: name, e: fields.map(([field, inner]) => [field, look(inner)]) }
+}
+
+// Returns what is seen of a map or set in one order, whatever theirs is: tests compare them so.
+function ordered(items) {
+  const texts = new Map(items.map((item) => [item, JSON.stringify(item)]))
+  return items.sort((one, other) => (texts.get(one) < texts.get(other) ? -1 : 1))
 }
 
 // Returns the own fields of an object in the order of their names, without those that are undefined; nothing where one is computed.
