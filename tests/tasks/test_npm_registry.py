@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from composer_replication.tasks.files import tree_files
-from composer_replication.tasks.sources.archives import indexed_version, repositories_of
+from composer_replication.tasks.indexes.archives import indexed_version, repositories_of
 from composer_replication.tasks.sources.source import fetch_source
 from composer_replication.types.errors import SourceError
 

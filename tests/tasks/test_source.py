@@ -20,7 +20,8 @@ import pytest
 
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.files import tree_files
-from composer_replication.tasks.sources import archives, fetch
+from composer_replication.tasks.indexes import archives
+from composer_replication.tasks.sources import fetch
 from composer_replication.tasks.sources.source import archive_entries, digest_of, fetch_source
 from composer_replication.types.errors import SourceError
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from composer_replication.tasks.indexes.archives import FORMS, indexed_version
 from composer_replication.tasks.proofs.validate import slug_of
-from composer_replication.tasks.sources.archives import FORMS, indexed_version
 from composer_replication.tasks.sources.fetch import is_git_url, split_revision, without_password
 from composer_replication.types.errors import ConfigError
 

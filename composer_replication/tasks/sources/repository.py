@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from composer_replication.sandbox.beneath import OpenFolder
-from composer_replication.tasks.sources.archives import IndexedVersion, repositories_of
+from composer_replication.tasks.indexes.archives import IndexedVersion, repositories_of
 from composer_replication.tasks.sources.fetch import clone
 from composer_replication.tasks.sources.run_git import git_for
 from composer_replication.types.errors import SourceError

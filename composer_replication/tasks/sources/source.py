@@ -17,7 +17,7 @@ from composer_replication.languages.registry import built_folders
 from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.files import storage_errors, tree_files
-from composer_replication.tasks.sources.archives import FORMS, IndexedVersion, indexed_version
+from composer_replication.tasks.indexes.archives import FORMS, IndexedVersion, indexed_version
 from composer_replication.tasks.sources.fetch import clone, is_git_url
 from composer_replication.tasks.sources.repository import clone_of_archive
 from composer_replication.types.errors import SourceError

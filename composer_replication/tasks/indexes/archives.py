@@ -12,9 +12,9 @@ from pathlib import Path
 from composer_replication.languages.javascript.layout import is_source as is_javascript
 from composer_replication.languages.javascript.layout import is_test as is_javascript_test
 from composer_replication.sandbox.grading.test_files import is_test_file
-from composer_replication.tasks.sources.debian_pool import download_original
+from composer_replication.tasks.indexes.debian_pool import download_original
+from composer_replication.tasks.indexes.npm_registry import download_package
 from composer_replication.tasks.sources.fetch import download_sdist
-from composer_replication.tasks.sources.npm_registry import download_package
 
 FORMS = "pypi:NAME==VERSION, npm:NAME@VERSION, debian:NAME==VERSION"
 """How a version is named."""

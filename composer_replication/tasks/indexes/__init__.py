@@ -1,0 +1,1 @@
+"""Indexes of packages, as sources of projects."""
