@@ -100,6 +100,8 @@ def test_every_program_of_ours_guards_its_streams():
     assert bare == {
         "languages/go/ask_driver.py",
         "languages/go/driver.py",
+        "languages/javascript/ask_driver.py",
+        "languages/javascript/driver.py",
         "replaysim/worker.py",
         "sandbox/program.py",
         "sandbox/grading/pytest_driver.py",

@@ -7,12 +7,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from go_project import PYTHON, write
+from javascript_builds import built
 
 from composer_replication.languages.go.language import GO
 from composer_replication.languages.go.runner import GoRunner
 from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.sandbox.protocol import Limits
 from composer_replication.tasks import BuildOptions, Task, build_tasks, load_tasks
+
+__all__ = ["built"]
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""One set of tasks in two languages: built from a list, loaded as one, worked on by the oracle, trained on, shared."""
+"""One set of tasks in three languages: built from a list, loaded as one, worked on by the oracle."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from go_project import PYTHON
+from javascript_projects import NODE, write
 
 import composer_replication
 from composer_replication.tasks import BuildOptions
@@ -22,13 +23,21 @@ PROJECT = Path(composer_replication.__file__).parent / "quickstart" / "projects"
 @pytest.fixture(scope="module")
 def mixed(module: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("set")
-    report = build_set([str(module), str(PROJECT)], out, BuildOptions(python=PYTHON, max_tasks=2, timeout_s=300))
-    assert [one.tasks for one in report.sources] == [2, 2]
+    node = write(tmp_path_factory.mktemp("node") / "stack", NODE)
+    report = build_set([str(module), str(PROJECT), str(node)], out, BuildOptions(python=PYTHON, max_tasks=2, timeout_s=300))
+    assert [one.tasks for one in report.sources] == [2, 2, 2]
     return out
 
 
-def test_a_set_holds_tasks_of_both_languages(mixed: Path) -> None:
-    assert sorted(task.spec.language for task in load_tasks(mixed)) == ["go", "go", "python", "python"]
+def test_a_set_holds_tasks_of_all_languages(mixed: Path) -> None:
+    assert sorted(task.spec.language for task in load_tasks(mixed)) == [
+        "go",
+        "go",
+        "javascript",
+        "javascript",
+        "python",
+        "python",
+    ]
 
 
 def composer(*arguments: str) -> str:
@@ -41,7 +50,7 @@ def composer(*arguments: str) -> str:
 @pytest.mark.parametrize(("policy", "reward"), [("oracle", 1.0), ("noop", 0.0)])
 def test_the_oracle_solves_all_of_it_and_nothing_does_not(policy: str, reward: float, mixed: Path) -> None:
     said = json.loads(composer("rollout", "--tasks", str(mixed), "--policy", policy, "--json").splitlines()[-1])
-    assert (said["tasks"], said["reward_mean"], said["unscored"], said["deviating"]) == (4, reward, 0, [])
+    assert (said["tasks"], said["reward_mean"], said["unscored"], said["deviating"]) == (6, reward, 0, [])
 
 
 def test_exports_for_python_name_the_task_that_is_not(mixed: Path, tmp_path: Path) -> None:
