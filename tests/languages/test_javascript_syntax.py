@@ -174,6 +174,9 @@ def test_a_module_gives_out_its_names() -> None:
         ({"scripts": {"test": "eslint . --plugin=jest"}, "devDependencies": {"vitest": "1"}}, [], "vitest"),
         ({"jest": {}}, [], "jest"),
         ({}, ['import { it } from "vitest"'], "vitest"),
+        ({"scripts": {"test": "xo && ava && tsd"}}, [], "ava"),
+        ({"scripts": {"test": "node test/all.js"}}, ["var test = require('tape')"], "tape"),
+        ({"scripts": {"test": "tap"}}, [], "tap"),
         ({}, [], "node"),
     ],
 )

@@ -49,6 +49,8 @@ asker.run(async (path) => require(process.cwd() + "/" + path)).then(() => proces
 """,
 }
 """The file that makes the calls, as each framework loads tests."""
+_PLAIN = frozenset({"ava", "tape", "tap"})
+"""Frameworks that load modules as node does."""
 
 
 def ask(
@@ -63,6 +65,7 @@ def ask(
     Raises:
         SandboxError: the sandbox broke.
     """
+    framework = "node" if framework in _PLAIN else framework
     mark = secrets.token_hex(8)
     modules = sorted({path for call in calls for path in _modules(call)})
     changes = dict(tree.changes)

@@ -35,6 +35,7 @@ def run_files(request: Mapping[str, Any], files: Sequence[str]) -> tuple[dict[st
     out = os.path.join(WORK, "outcomes")
     for command, file in commands_of(request["framework"], files):
         extra = {"COMPOSER_MARK": request["mark"], "COMPOSER_TEST": os.path.abspath(file) if file else ""}
+        extra["COMPOSER_FRAMEWORK"] = request["framework"]
         status, printed = run_limited(command, request["file_s"] if file else request["all_s"], extra)
         lines = [line for line in lines_of(out, request["mark"]) if len(line) == 4 and all(isinstance(v, str) for v in line)]
         for path, name, state, said in lines:

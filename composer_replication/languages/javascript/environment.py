@@ -44,7 +44,7 @@ _TIME_S = 900
 _ATTEMPTS = 8
 """Packages of development that the index may lack before installing is given up."""
 _COMPANIONS = re.compile(
-    r"(vitest|jest|mocha|vite|typescript|tsx|ts-node|ts-jest|babel-jest|esbuild|jsdom|happy-dom|jest-environment-.+"
+    r"(vitest|jest|mocha|ava|tape|tap|vite|typescript|tsx|ts-node|ts-jest|babel-jest|esbuild|jsdom|happy-dom|jest-environment-.+"
     r"|@(vitest|jest|babel|swc|types)/.+|@swc-node/register|esbuild-register|expect)"
 )
 """What runs tests, or loads or checks their files."""

@@ -52,7 +52,7 @@ function noteTests() {
     globalThis.beforeEach(function () {
       named = this && this.currentTest ? this.currentTest.titlePath().join(" ") : jestState().currentTestName || ""
     })
-  } else {
+  } else if (process.env.COMPOSER_FRAMEWORK === "node") {
     require("node:test").beforeEach((test) => {
       named = (test.fullName || test.name).split(" > ").join(" ")
     })

@@ -14,8 +14,10 @@ from typing import Any
 
 MODULES = "node-modules"
 """Folder of an environment: the packages that projects require, each project's in a folder of its own."""
-FRAMEWORKS = ("vitest", "jest", "mocha")
+FRAMEWORKS = ("vitest", "jest", "mocha", "ava", "tape", "tap")
 """What runs tests, other than node itself (`node:test`), and is a package of this name."""
+_IMPORTED = {"node:test": "node", "vitest": "vitest", "@jest/globals": "jest", "ava": "ava", "tape": "tape", "tap": "tap"}
+"""What tests import -> what runs them."""
 LOCKS = ("package-lock.json", "npm-shrinkwrap.json")
 
 
@@ -66,12 +68,9 @@ def framework_of(manifest: Mapping[str, Any], texts: Iterable[str] = ()) -> str:
         if re.search(r"\bnode\b.*--test\b|\btsx\b.*--test\b", text):
             return "node"
     for text in texts:
-        if re.search(r"""["']node:test["']""", text):
-            return "node"
-        if re.search(r"""["']vitest["']""", text):
-            return "vitest"
-        if re.search(r"""["']@jest/globals["']""", text):
-            return "jest"
+        for package, name in _IMPORTED.items():
+            if re.search(rf"""(\bfrom|\brequire\()\s*["']{package}["']""", text):
+                return name
     required = {**table_of(manifest, "dependencies"), **table_of(manifest, "devDependencies")}
     usual = "jest" if "jest" in manifest else "node"
     return next((name for name in FRAMEWORKS if name in required), usual)

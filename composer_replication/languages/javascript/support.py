@@ -10,6 +10,7 @@ FOLDER = Path(__file__).parent
 _SUPPORT = (
     *("values.cjs", "recorder.cjs", "asker.cjs"),
     *("node_reporter.mjs", "vitest_reporter.mjs", "jest_reporter.cjs", "mocha_reporter.cjs"),
+    *("ava_reporter.mjs", "tap_reporter.mjs"),
 )
 
 

@@ -84,26 +84,36 @@ def commands_of(framework: str, files: Sequence[str]) -> Iterator[tuple[list[str
     flags = node_flags(MANIFEST)
     if framework == "vitest":
         options = ["run", f"--reporter={own}/vitest_reporter.mjs", "--coverage.enabled=false", "--no-color"]
-        yield [NODE, tool("vitest", "vitest.mjs"), *options, *files], ""
+        yield [NODE, command_of("vitest"), *options, *files], ""
     elif framework == "jest":
         options = ["--ci", "--watchman=false", "--coverage=false", f"--reporters={own}/jest_reporter.cjs"]
         options += [f"--cacheDirectory={WORK}/jest", "--forceExit", "--maxWorkers=2"]
         paths = ["--runTestsByPath", *files] if files else []
         experimental = [flag for flag in flags if flag.startswith("--experimental-")]
-        yield [NODE, *experimental, tool("jest", "bin/jest.js"), *options, *paths], ""
-    elif framework == "mocha":
-        for file in files:
-            options = ["--reporter", f"{own}/mocha_reporter.cjs", "--no-color", "--exit"]
-            yield [NODE, *flags, tool("mocha", "bin/mocha.js"), *options, "--spec", file], file
+        yield [NODE, *experimental, command_of("jest"), *options, *paths], ""
     else:
         for file in files:
-            options = [f"--test-reporter={own}/node_reporter.mjs", f"--test-reporter-destination={WORK}/nothing"]
-            yield [NODE, *flags, *options, f"--test-timeout={ONE_TEST_MS}", "--test-force-exit", file], file
+            yield [NODE, *command_for(framework, file, own, flags)], file
 
 
-def tool(package: str, path: str) -> str:
-    """Return a command's script in a package."""
-    return os.path.join("node_modules", package, path)
+def command_for(framework: str, file: str, own: str, flags: Sequence[str]) -> list[str]:
+    """Return the arguments of node that run one test file, for what runs each in a process of its own."""
+    if framework == "mocha":
+        return [*flags, command_of("mocha"), "--reporter", f"{own}/mocha_reporter.cjs", "--no-color", "--exit", "--spec", file]
+    if framework == "ava":
+        return [f"--import={own}/ava_reporter.mjs", command_of("ava"), "--tap", "--timeout=10s", file]
+    if framework in ("tape", "tap"):
+        return [*flags, f"--import={own}/tap_reporter.mjs", file]
+    options = [f"--test-reporter={own}/node_reporter.mjs", f"--test-reporter-destination={WORK}/nothing"]
+    return [*flags, *options, f"--test-timeout={ONE_TEST_MS}", "--test-force-exit", file]
+
+
+def command_of(package: str) -> str:
+    """Return the script that a package names as its command."""
+    folder = os.path.join("node_modules", package)
+    found = manifest_of(folder).get("bin")
+    path = found.get(package) if isinstance(found, dict) else found
+    return os.path.normpath(os.path.join(folder, path if isinstance(path, str) else f"bin/{package}.js"))
 
 
 def run_limited(
