@@ -36,7 +36,8 @@ def test_an_agent_with_a_shell_solves_a_task(project: str, built: Callable[[str]
     status, content = call("bash", command=f"cat > {path} <<'EOF'\n{gold}\nEOF\n{TESTS[project]}")
     assert status == "ok", content
     assert call("run_tests")[0] == "ok"
-    assert env.grade().reward == 1.0
+    report = env.grade()
+    assert report.reward == 1.0, report.reasons
 
 
 def test_packages_for_formatting_are_not_installed(built: Callable[[str], Built]) -> None:

