@@ -53,8 +53,8 @@ class Language(GradedLanguage, Protocol):
         """
         ...
 
-    def prepare(self, python: Path, tree: Path, *, fetch: bool) -> None:
-        """Make ready what every run of the tests needs, in the environment of `python`.
+    def prepare(self, python: Path, tree: Path, *, fetch: bool) -> tuple[str, ...]:
+        """Make ready what every run of the tests needs, in the environment of `python`; return notes for people on what it lacks.
 
         Args:
             fetch: ask the network for what the project requires.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -41,6 +41,15 @@ class Limits:
     changed_files: int = 1000
     changed_mb: int = 16
     """Most that `Command.read_back` takes; a command that changed more changed nothing."""
+
+    def at_least(self, *, memory_mb: int, processes: int, disk_mb: int) -> Limits:
+        """Return these limits, raised to what a tool chain takes."""
+        return replace(
+            self,
+            memory_mb=max(self.memory_mb, memory_mb),
+            processes=max(self.processes, processes),
+            disk_mb=max(self.disk_mb, disk_mb),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,9 @@ def _runner(project: AcceptedProject, out: Path, options: BuildOptions, tell: Pr
     else:
         runner = runner_of((options.python or away or Path(sys.executable)).absolute())
     if away is None:
-        project.language.prepare(runner.python, project.fetched.tree, fetch=options.install)
+        notes = project.language.prepare(runner.python, project.fetched.tree, fetch=options.install)
+        if notes:
+            write_whole(out / STATE / _FITTED, json.dumps(notes).encode())
     return runner
 
 

@@ -43,8 +43,10 @@ class Python(PythonGrading):
         """Guess packages and tests."""
         return guess_layout(tree, packages=packages, tests=tests)
 
-    def prepare(self, python: Path, tree: Path, *, fetch: bool) -> None:
+    def prepare(self, python: Path, tree: Path, *, fetch: bool) -> tuple[str, ...]:
         """Do nothing: an environment is ready when it is installed."""
+        del python, tree, fetch
+        return ()
 
     def find_functions(self, path: str, source: bytes, keep_docstring: bool) -> tuple[list[Function], list[Skipped]]:
         """Find functions with `ast`."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from composer_replication.languages import tripwire
 from composer_replication.languages.functions import body_of
+from composer_replication.languages.go.alarms import telling
 from composer_replication.languages.go.deletion import without_bodies
 from composer_replication.languages.go.instrument import callables_of, instrumented, types_of
 from composer_replication.languages.go.syntax import find_functions, imports_of, named_functions, root_of, signature_of
@@ -130,3 +132,10 @@ def test_instrumented_code_keeps_its_lines() -> None:
     assert not root_of(found["a/demo.go"]).has_error
     assert found["a/zz_composer_values.go"].startswith(b"// Values of a package's calls")
     assert b"package demo\n" in found["a/zz_composer_recorder.go"]
+
+
+def test_go_that_takes_long_to_read_is_named_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = b'package a\n\nimport "unsafe"\n' + b"var x = 1\n" * 20_000
+    assert telling({"a.go": source}) == {"unsafe"}
+    monkeypatch.setattr(tripwire, "_ONE_S", 0.0)
+    assert telling({"a.go": source}) == {"a file that takes long to read"}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from composer_replication.languages import tripwire
 from composer_replication.languages.functions import with_stubs
-from composer_replication.languages.javascript import alarms
 from composer_replication.languages.javascript.alarms import telling
 from composer_replication.languages.javascript.environment import needed, remove_own_copies
 from composer_replication.languages.javascript.instrument import exposure, instrumented, targets_of
@@ -18,7 +18,7 @@ from composer_replication.languages.javascript.language import JAVASCRIPT
 from composer_replication.languages.javascript.layout import built_folders, is_source, is_test
 from composer_replication.languages.javascript.settings import framework_of, node_flags
 from composer_replication.languages.javascript.support import FOLDER
-from composer_replication.languages.javascript.syntax import can_be_read, find_functions, functions_of, root_of
+from composer_replication.languages.javascript.syntax import find_functions, functions_of, is_read_within, root_of
 from composer_replication.languages.javascript.values import is_value
 from composer_replication.languages.layout import NoTestsError
 from composer_replication.languages.programs import program_of
@@ -296,13 +296,13 @@ def test_deep_nesting_does_not_end_the_host(path: str, source: bytes) -> None:
 
 
 def test_what_takes_minutes_to_parse_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarms, "_ONE_S", 0.5)
+    monkeypatch.setattr(tripwire, "_ONE_S", 0.5)
     slow = b"/[" * 100_000
     begun = time.thread_time()
-    assert not can_be_read("a.js", slow, 0.5)
+    assert not is_read_within("a.js", slow, 0.5)
     assert telling({"a.js": slow, "b.ts": slow}) == {"a file that takes long to read"}
     assert time.thread_time() - begun < 30
-    assert can_be_read("a.js", SOURCE, 0.5)
+    assert is_read_within("a.js", SOURCE, 0.5)
 
 
 def test_lines_of_outcomes_may_hold_any_character(tmp_path: Path) -> None:

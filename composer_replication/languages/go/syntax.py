@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from composer_replication.languages.functions import Function, Skipped, split_lines
+from composer_replication.languages.trees import is_parsed_within, text_of, walk
 from composer_replication.types.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -44,18 +45,10 @@ def root_of(source: bytes) -> Node:
     return _parser().parse(source).root_node
 
 
-def text_of(node: Node) -> str:
-    """Return the source text of a node."""
-    return (node.text or b"").decode(errors="replace")
-
-
-def walk(node: Node) -> Iterator[Node]:
-    """Yield a node and all below it, in the order of the source."""
-    waiting = [node]
-    while waiting:
-        here = waiting.pop()
-        yield here
-        waiting += reversed(here.children)
+def is_read_within(path: str, source: bytes, seconds: float) -> bool:
+    """Return whether a file can be parsed in so many CPU seconds."""
+    del path
+    return is_parsed_within(_parser(), source, seconds)
 
 
 @dataclass(frozen=True, slots=True)

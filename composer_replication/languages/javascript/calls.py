@@ -3,10 +3,9 @@ expected."""
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from composer_replication.languages.calls.book import is_answer
@@ -15,9 +14,9 @@ from composer_replication.languages.calls.values import nodes_of
 from composer_replication.languages.javascript.instrument import exposure
 from composer_replication.languages.javascript.layout import TEST_FOLDERS, is_source, is_test
 from composer_replication.languages.javascript.runner import JavaScriptRunner, content_of, files_of
-from composer_replication.languages.javascript.settings import node_flags
+from composer_replication.languages.javascript.settings import manifest_of, node_flags
 from composer_replication.languages.javascript.support import FOLDER, support_files
-from composer_replication.languages.javascript.syntax import can_be_read
+from composer_replication.languages.javascript.syntax import is_read_within
 from composer_replication.languages.programs import program_of
 from composer_replication.sandbox.protocol import Ending, Tree
 
@@ -71,7 +70,7 @@ def ask(
     changes = dict(tree.changes)
     for path in modules:
         source = content_of(tree, path)
-        if source and (not judged or can_be_read(path, source, _READ_S)):
+        if source and (not judged or is_read_within(path, source, _READ_S)):
             owners = {call.how["owner"] for call in calls if call.key.startswith(f"{path}::")}
             changes[path] = source + exposure(path, source, owners).encode()
     request = {
@@ -94,21 +93,12 @@ def _asker(tree: Tree, calls: Sequence[FunctionCall], framework: str, mark: str)
     """Return path and text of the file that makes the calls: beside a test, and named like it."""
     beside = str(calls[0].how["test"]) if calls else "asker.js"
     folder, _, name = beside.rpartition("/")
-    manifest = _manifest(tree)
     kind = framework
-    if framework == "jest" and "--experimental-vm-modules" in node_flags(manifest):
+    if framework == "jest" and "--experimental-vm-modules" in node_flags(manifest_of(str(tree.base))):
         kind = "jest modules"
     ending = ".cjs" if framework in ("node", "mocha") else name[name.index(".") :]
     path = f"{folder}/zzcomposer{mark}{ending}".removeprefix("/")
     return {"asker": path, "text": f"// @ts-nocheck\n{_ASKERS[kind]}"}
-
-
-def _manifest(tree: Tree) -> Mapping[str, object]:
-    try:
-        found = json.loads(content_of(tree, "package.json") or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _modules(call: FunctionCall) -> set[str]:

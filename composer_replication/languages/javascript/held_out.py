@@ -11,6 +11,7 @@ from composer_replication.languages.calls.book import CallBook, read_program, st
 from composer_replication.languages.calls.call import Answer, FunctionCall
 from composer_replication.languages.javascript.calls import ask
 from composer_replication.languages.javascript.instrument import ModuleFunction, instrumented, targets_of
+from composer_replication.languages.javascript.layout import framework_in
 from composer_replication.languages.javascript.runner import JavaScriptRunner
 from composer_replication.languages.javascript.settings import FRAMEWORKS
 from composer_replication.languages.javascript.values import is_value
@@ -35,7 +36,7 @@ def make_call_book(
         SandboxError: the sandbox broke.
     """
     test_files = sorted({test_id.partition("::")[0] for test_id in passing})
-    framework = runner.framework(tree, test_files)
+    framework = framework_in(tree.base, test_files)
     made = instrumented(files)
     observed = replace(tree, changes={**tree.changes, **made.files})
     run, lines = runner.run_observed(observed, {}, tests)

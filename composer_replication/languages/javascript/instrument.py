@@ -16,9 +16,8 @@ from composer_replication.languages.javascript.syntax import (
     is_module,
     parameters_of,
     root_of,
-    text_of,
-    walk,
 )
+from composer_replication.languages.trees import text_of, walk
 
 if TYPE_CHECKING:
     from tree_sitter import Node

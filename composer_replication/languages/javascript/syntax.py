@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from composer_replication.languages.functions import Function, Skipped, split_lines
+from composer_replication.languages.trees import is_parsed_within, text_of, walk
 from composer_replication.types.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ _BRANCHES = frozenset(
         "ternary_expression",
     }
 )
-_CHUNK = 64 << 10
 _NAME = re.compile(r"[A-Za-z_$][\w$]*")
 
 
@@ -58,31 +57,9 @@ def _grammar_of(path: str) -> str:
     return "tsx" if path.endswith(".tsx") else "typescript" if path.endswith(TYPED) else "javascript"
 
 
-def can_be_read(path: str, source: bytes, seconds: float) -> bool:
-    """Return whether a file can be parsed in so much CPU time: a few kilobytes can be written that take minutes."""
-    from tree_sitter import Parser as TreeSitterParser
-
-    parser = TreeSitterParser(_parser(_grammar_of(path)).language)  # of this thread: its callbacks let others run
-    end = time.thread_time() + seconds
-    try:
-        parser.parse(lambda at, _: source[at : at + _CHUNK], progress_callback=lambda *_: time.thread_time() > end)
-    except ValueError:  # ended by the callback
-        return False
-    return True
-
-
-def text_of(node: Node | None) -> str:
-    """Return the source text of a node; empty for none."""
-    return "" if node is None else (node.text or b"").decode(errors="replace")
-
-
-def walk(node: Node) -> Iterator[Node]:
-    """Yield a node and all below it, in the order of the source."""
-    waiting = [node]
-    while waiting:
-        here = waiting.pop()
-        yield here
-        waiting += reversed(here.children)
+def is_read_within(path: str, source: bytes, seconds: float) -> bool:
+    """Return whether a file can be parsed in so many CPU seconds."""
+    return is_parsed_within(_parser(_grammar_of(path)), source, seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

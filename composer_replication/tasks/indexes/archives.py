@@ -22,16 +22,22 @@ _FORGE = re.compile(r"https://(?:www\.)?(?:github\.com|gitlab\.com|codeberg\.org
 """Repositories of public forges: metadata that strangers write may name no other host."""
 
 
+def is_python(path: str) -> bool:
+    """Return whether a file of this path is a Python module."""
+    return path.endswith(".py")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Index:
     """An index of packages."""
 
     pattern: re.Pattern[str]
     download: Callable[[str, str, Path], Path]
-    named: Callable[[Mapping[str, bytes]], tuple[list[str], str]]
-    """Addresses in the metadata among an archive's files, likely ones first, and the project's folder in the repository."""
-    is_code: Callable[[str], bool]
-    is_test: Callable[[str], bool]
+    named: Callable[[Mapping[str, bytes]], tuple[list[str], str]] | None = None
+    """Returns addresses in the metadata among an archive's files, likely ones first, and the project's folder in the repository.
+    None where archives are upstream's own, and have the tests that upstream gives out."""
+    is_code: Callable[[str], bool] = is_python
+    is_test: Callable[[str], bool] = is_test_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,8 @@ class IndexedVersion:
 
     def lacks_tests(self, paths: Mapping[str, bytes]) -> bool:
         """Return whether an archive has code, and no test."""
-        return not any(map(self.index.is_test, paths)) and any(map(self.index.is_code, paths))
+        complete = self.index.named is None or any(map(self.index.is_test, paths))
+        return not complete and any(map(self.index.is_code, paths))
 
 
 def indexed_version(source: str) -> IndexedVersion | None:
@@ -84,20 +91,6 @@ def _in_package(files: Mapping[str, bytes]) -> tuple[list[str], str]:
     return [secure, str(manifest.get("homepage") or "")], folder.strip("./") if inside else ""
 
 
-def _is_python(path: str) -> bool:
-    return path.endswith(".py")
-
-
-def _never(path: str) -> bool:
-    del path
-    return False
-
-
-def _nothing(files: Mapping[str, bytes]) -> tuple[list[str], str]:
-    del files
-    return [], ""
-
-
 def _sdist(name: str, version: str, folder: Path) -> Path:
     return download_sdist(name, f"=={version}", folder)
 
@@ -106,8 +99,6 @@ _PYPI = _Index(
     pattern=re.compile(r"pypi:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)"),
     download=_sdist,
     named=_in_python,
-    is_code=_is_python,
-    is_test=is_test_file,
 )
 _NPM = _Index(
     pattern=re.compile(r"npm:(?P<name>(?:@[a-z0-9~-][a-z0-9._~-]*/)?[a-zA-Z0-9~-][\w.~-]*)@(?P<version>\d[\w.+-]*)"),
@@ -116,21 +107,15 @@ _NPM = _Index(
     is_code=is_javascript,
     is_test=is_javascript_test,
 )
-
-
 _DEBIAN = _Index(
     pattern=re.compile(r"debian:(?P<name>[a-z0-9][a-z0-9.+-]+)==(?P<version>[A-Za-z0-9][A-Za-z0-9.:+~-]*)"),
     download=download_original,
-    named=_nothing,
-    is_code=_never,
-    is_test=_never,
 )
-"""Its archives are upstream's own, and have the tests that upstream gives out."""
 
 
 def repositories_of(version: IndexedVersion, files: Mapping[str, bytes]) -> tuple[Iterator[str], str]:
     """Return the repositories of public forges that a version's archive names, likely ones first, and the project's folder in
     them."""
-    addresses, folder = version.index.named(files)
+    addresses, folder = version.index.named(files) if version.index.named is not None else ([], "")
     matches = (_FORGE.match(address.strip()) for address in addresses)
     return (match[0].removesuffix(".git") for match in matches if match), folder
