@@ -3,8 +3,8 @@
 The world is `channel_world`: the quickstart's tasks with exact probabilities, so that pass@1 has no sampling error and a run
 costs seconds. Everything else is the trainer's own: records, `collate`, `Learner.update` with its self-teacher, anchor and
 brake, AdamW, warm-up and clipping. Five seeds have five policies, each warm-started from another initialisation. Each run is
-kept in `--work` as soon as it is done, and is not made again. Channels are judged by paired differences over the seeds, with a
-95 % t interval:
+kept in `--work` as soon as it is done, and is not made again; neither is one of the present code that the file of `--write` has.
+Channels are judged by paired differences over the seeds, with a 95 % t interval:
 
 - harm: no channel may lower pass@1 beyond its interval, at any setting of the grid, beside the same run without it;
 - falling: with pairs, the log-prob of the chosen answers ends no lower than it began, in every run;
@@ -237,6 +237,14 @@ def code_digest() -> str:
     return found.hexdigest()[:16]
 
 
+def written(figures: Path | None) -> list[dict[str, Any]]:
+    """Return the runs of the present code in a file of `--write`; none where there is no such file."""
+    if figures is None or not figures.exists():
+        return []
+    found = json.loads(figures.read_text("utf-8"))
+    return found["runs"] if found["code"] == code_digest() else []
+
+
 def main() -> None:
     """Make the runs that are missing, print the table, and exit with 1 where something does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -249,8 +257,9 @@ def main() -> None:
         parser.error("--write needs --seeds 2 or more: one seed has no interval")
     options.work.mkdir(parents=True, exist_ok=True)
     store = options.work / f"{code_digest()}.jsonl"
-    runs = [json.loads(line) for line in store.read_text("utf-8").splitlines()] if store.exists() else []
-    done = {(run["arm"]["name"], run["arm"]["rate"], run["seed"]) for run in runs}
+    known = [json.loads(line) for line in store.read_text("utf-8").splitlines()] if store.exists() else []
+    made = {(run["arm"]["name"], run["arm"]["rate"], run["seed"]): run for run in [*written(options.write), *known]}
+    runs = list(made.values())
     for seed in range(options.seeds):
         warm_start(options.work / f"policy{seed}", Terminal(), seed)
         learn_both_forms(options.work, seed)
@@ -258,7 +267,7 @@ def main() -> None:
         (arm, seed)
         for seed in range(options.seeds)
         for arm in grid()
-        if options.only in arm.name and (arm.name, arm.rate, seed) not in done
+        if options.only in arm.name and (arm.name, arm.rate, seed) not in made
     ]
     with ProcessPoolExecutor(2) as processes, store.open("a", encoding="utf-8") as kept:
         jobs = [processes.submit(train, arm, seed, options.work / policy_name(seed, arm.long_pairs)) for arm, seed in wanted]

@@ -84,7 +84,7 @@ _BUILD = """
 import sys
 from pathlib import Path
 from composer_replication.tasks import BuildOptions, build_tasks
-options = {"forgeable": True} if "forgeable" in BuildOptions.__dataclass_fields__ else {}
+options = {name: True for name in ("forgeable", "trivial") if name in BuildOptions.__dataclass_fields__}
 report = build_tasks(sys.argv[1], Path(sys.argv[2]), BuildOptions(python=Path(sys.argv[3]), jobs=1, **options))
 print(len(report.tasks))
 """
@@ -201,7 +201,7 @@ def name_of(package: str) -> str:
 def built(package: str, folder: Path, before: Path | None, now: Clock) -> dict[str, Any]:
     """Build a package and count what the rewards of its tasks rest on; time that beside `before`, where it is given."""
     source, name = f"pypi:{package}", name_of(package)
-    several = BuildOptions(install=True, min_group_size=2, group_size=3, max_tasks=_SEVERAL, forgeable=True)
+    several = BuildOptions(install=True, min_group_size=2, group_size=3, max_tasks=_SEVERAL, forgeable=True, trivial=True)
     python = Path(build_tasks(source, folder / name / "several", several).python)  # of the environment that all builds use
     cpu_s = build_with(ROOT, source, folder / name / "now", python, now)
     tasks = load_tasks(folder / name / "now")

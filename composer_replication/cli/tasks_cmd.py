@@ -20,9 +20,10 @@ from composer_replication.observe.console import echo
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.exchange.swebench_import import build_instances
-from composer_replication.tasks.folders import load_tasks
+from composer_replication.tasks.folders import load_tasks, read_folder
 from composer_replication.tasks.report import BuildMode, BuildOptions
 from composer_replication.tasks.sets.sources_file import read_sources
+from composer_replication.tasks.solved import SolvedTasks, rates_of, write_solved
 from composer_replication.tasks.sources.fetch import left_open
 from composer_replication.tasks.store import Task, load_task
 from composer_replication.types.errors import ConfigError, TaskError
@@ -35,6 +36,7 @@ app = typer.Typer(help="Build, list and show tasks.", no_args_is_help=True)
 _List = typer.Option("--from", dir_okay=False, help="File with a source a line: build them all into one set.")
 _Size = typer.Option(help="Functions deleted together: a number, or a range such as 3-10. Default: 1; features: 2-12.")
 _Source = typer.Argument(help="A folder, pypi:NAME==VERSION, npm:NAME@VERSION, debian:NAME==VERSION, or a git URL.")
+_TRIVIAL = "Keep tasks of three lines or fewer without a branch, and near copies of functions that stay."
 _Commits = typer.Option(min=1, help="With --mode commits: look at this many of the newest; by default at all.")
 _Since = typer.Option(help="With --mode commits: look only at commits that came after this tag or commit.")
 
@@ -51,6 +53,7 @@ def build(
     since: Annotated[str, _Since] = "",
     size: Annotated[str | None, _Size] = None,
     difficulty: Annotated[str, typer.Option(help="Range of the estimated difficulty, such as 0.3-0.8.")] = "0-1",
+    trivial: Annotated[bool, typer.Option("--trivial", help=_TRIVIAL)] = False,
     instruction: Annotated[InstructionStyle, typer.Option(help="How much the instruction tells the agent.")] = "terse",
     mutants: Annotated[int, typer.Option(min=0, help="Try a task's tests on this many wrong versions of its code.")] = 0,
     kill_rate: Annotated[float, typer.Option(help="Share of wrong versions that the tests must detect.")] = 0.5,
@@ -85,6 +88,7 @@ def build(
         commits=commits,
         since=since,
         **_ranges(size or "0", difficulty),
+        trivial=trivial,
         instruction=instruction,
         mutants=mutants,
         kill_rate=kill_rate,
@@ -204,6 +208,32 @@ async def _rewrite(tasks: list[Task], writer: Teacher, ledger: Path, max_usd: fl
     with Ledger(ledger) as kept:
         async with TeacherPool([writer], ledger=kept, max_total_usd=max_usd) as pool:
             return await rewrite_instructions(tasks, pool)
+
+
+@app.command("filter")
+def filter_tasks(
+    folder: Annotated[Path, typer.Argument(help="Folder of tasks, or a set of such folders.")],
+    results: Annotated[Path, typer.Option(dir_okay=False, help="The file eval/results.json that `composer eval` wrote.")],
+    policy: Annotated[str, typer.Option(help="Name of the policy whose pass rates count, where several were evaluated.")] = "",
+    keep: Annotated[str, typer.Option(help="Range of the share of passed rollouts; 0-1 keeps every task.")] = "0.05-0.95",
+) -> None:
+    """Leave out the tasks of a folder that a policy solves too rarely or too often to learn from.
+
+    Pass rates are those of an evaluation on these tasks: composer eval RUN --tasks.held_out FOLDER. They are kept in
+    FOLDER/solved.json, and whatever loads the folder leaves those tasks out; nothing is deleted.
+    """
+    name, rates = rates_of(results, policy)
+    least, most = _range(keep, "--keep")
+    solved = SolvedTasks(policy=name, least=least, most=most, rates=rates)
+    ids = [task.spec.task_id for task in read_folder(folder)[0]]
+    known = [rates[task_id] for task_id in ids if task_id in rates]
+    if not known:
+        raise ConfigError(f"{results} has no rollout of a task of {folder}", fix=f"composer eval RUN --tasks.held_out {folder}")
+    write_solved(folder, solved)
+    rare, often = sum(rate < least for rate in known), sum(rate > most for rate in known)
+    echo(f"{name} passes {rare} of {len(ids)} tasks too rarely and {often} too often; {len(ids) - rare - often} are kept")
+    if untried := len(ids) - len(known):
+        echo(f"{untried} of these were not tried")
 
 
 @app.command("list")

@@ -10,6 +10,7 @@ from pathlib import Path
 from composer_replication.tasks.files import read_json
 from composer_replication.tasks.index import indexed_tasks
 from composer_replication.tasks.report import BUILD_REPORT
+from composer_replication.tasks.solved import solved_tasks
 from composer_replication.tasks.spec import is_task_id
 from composer_replication.tasks.store import ASIDE, MANIFEST, Task, bring_back, load_task
 from composer_replication.types.errors import TaskError
@@ -33,18 +34,37 @@ def builds_in(folder: Path) -> list[Path]:
 def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
     """Load every task of a folder that a build has written, or of a set of such folders, in order of name.
 
-    Tasks that a build's index knows are checked against their manifests when their files are first used, others now. Of a set,
-    tasks are left out that its `set.json` leaves out, that are damaged, or whose id another task of the set has. The number of
-    those and the first reason are logged.
+    Tasks that a build's index knows are checked against their manifests when their files are first used, others now. Tasks are
+    left out that a policy solves too rarely or too often (`tasks.solved`), and of a set also those that its `set.json` leaves
+    out, that are damaged, or whose id another task of the set has. The number of those and the first reason are logged.
 
     Raises:
-        TaskError: there are no tasks, `folder` is a task itself, or it is one build and a task is damaged or something else is
-            among the tasks.
+        TaskError: there are no tasks, or none that is used, `folder` is a task itself, or it is one build and a task is damaged
+            or something else is among the tasks.
     """
     root = Path(folder)
+    tasks, reasons = read_folder(root)
+    solved = solved_tasks(root)
+    why_not = {task.spec.task_id: solved.why_not(task.spec.task_id) if solved else "" for task in tasks}
+    kept = [task for task in tasks if not why_not[task.spec.task_id]]
+    reasons += filter(None, why_not.values())
+    if not kept:
+        raise TaskError(f"no task of {root} is used: {reasons[0]}", fix="composer tasks filter again, with a wider --keep")
+    if reasons:
+        count, every = len(reasons), len(reasons) + len(kept)
+        _log.warning("%d of %d tasks of %s are left out; the first: %s", count, every, root, reasons[0])
+    return kept
+
+
+def read_folder(root: Path) -> tuple[list[Task], list[str]]:
+    """Return the tasks of a folder or set, and why a set leaves others out; what policies solve counts for nothing.
+
+    Raises:
+        TaskError: as `load_tasks`.
+    """
     builds = builds_in(root)
     if not builds:
-        return _load_folder(root)
+        return _load_folder(root), []
     known = left_out_of(root)
     reasons = [f"{path.parent} lies beside the builds of a set" for path in sorted(root.glob(f"[!.]*/{MANIFEST}"))]
     found: dict[str, Task] = {}
@@ -56,10 +76,7 @@ def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
     if not found:
         why = f": {reasons[0]}" if reasons else ""
         raise TaskError(f"{root} is a set without tasks{why}", fix=f"composer tasks build --from LIST --out {root}")
-    if reasons:
-        count, every = len(reasons), len(reasons) + len(found)
-        _log.warning("%d of %d tasks of %s are left out; the first: %s", count, every, root, reasons[0])
-    return list(found.values())
+    return list(found.values()), reasons
 
 
 def left_out_of(folder: Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ BUILD_REPORT = "build.json"
 """The file of a build's folder that holds its `BuildReport`."""
 BuildMode: TypeAlias = Literal["stub", "delete", "feature", "commits"]
 _NOT_OF_COMMITS = (
-    *("min_group_size", "group_size", "min_difficulty", "max_difficulty", "instruction"),
+    *("min_group_size", "group_size", "min_difficulty", "max_difficulty", "trivial", "instruction"),
     *("mutants", "kill_rate", "impossible", "keep_docstring"),
 )
 """Options that say how features are deleted: a commit's task has none of them."""
@@ -45,6 +45,9 @@ class BuildOptions:
     min_difficulty: float = 0.0
     max_difficulty: float = 1.0
     """Bounds of the estimate (`difficulty_of`)."""
+    trivial: bool = False
+    """Keep also deletions of at most three lines without a branch, and of functions that have a twin in the code that stays: the
+    same body but for a word or two."""
     instruction: InstructionStyle = "terse"
     mutants: int = 0
     """Wrong versions of a task's gold code that its tests are tried on."""

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     out = tmp_path_factory.mktemp("built")
-    build_tasks(str(project_path("harbour")), out, BuildOptions(packages=("harbour/cargo.py",), max_tasks=1))
+    build_tasks(str(project_path("harbour")), out, BuildOptions(trivial=True, packages=("harbour/cargo.py",), max_tasks=1))
     return load_tasks(out)[0]
 
 

@@ -151,7 +151,7 @@ def test_a_text_of_which_nothing_but_words_is_asked_is_weak(tmp_path: Path) -> N
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop/shop.py").write_text(SHOP)
     (tmp_path / "shop/test_shop.py").write_text(TESTS)
-    build_tasks(str(tmp_path / "shop"), tmp_path / "tasks", BuildOptions(forgeable=True))
+    build_tasks(str(tmp_path / "shop"), tmp_path / "tasks", BuildOptions(trivial=True, forgeable=True))
     weak = {task.spec.deleted[0].qualname: task.spec.hidden.weakness for task in load_tasks(tmp_path / "tasks")}
     said = weak["Receipt.show"]
     assert "a trivial body satisfies its held-out programs: `return 'Receipt' + str(vars(self)) + '" in said

@@ -181,7 +181,7 @@ class Built:
 @pytest.fixture(scope="module")
 def mixed(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory) -> Built:
     out = tmp_path_factory.mktemp("mixed") / "tasks"
-    return Built(write_project(MIXED), out, BuildOptions(forgeable=True, group_size=2))
+    return Built(write_project(MIXED), out, BuildOptions(trivial=True, forgeable=True, group_size=2))
 
 
 def ids(task: Task) -> set[str]:
@@ -235,7 +235,7 @@ def test_pass_to_pass_tests_are_counted_when_they_have_passed(write_project: Wri
                 pass
         """
     project = write_project({"shop.py": "def slack(x):\n    return x + 1\n", "test_shop.py": tests})
-    (task,) = Built(project, tmp_path / "tasks", BuildOptions(forgeable=True)).tasks.values()
+    (task,) = Built(project, tmp_path / "tasks", BuildOptions(trivial=True, forgeable=True)).tasks.values()
     assert task.spec.pass_to_pass == ("test_shop.py::test_nothing_else_is_raised",)
     assert (task.provenance["covering_tests"], task.provenance["pass_to_pass_found"]) == (2, 1)
 
@@ -286,7 +286,7 @@ def test_the_task_tree_is_the_project_without_the_body(mixed: Built) -> None:
 
 def test_building_again_changes_nothing(mixed: Built) -> None:
     before = contents(mixed.out)
-    again = build_tasks(str(mixed.project), mixed.out, BuildOptions(forgeable=True, group_size=2))
+    again = build_tasks(str(mixed.project), mixed.out, BuildOptions(trivial=True, forgeable=True, group_size=2))
     assert again.tasks == mixed.report.tasks
     assert contents(mixed.out) == before
 
@@ -296,22 +296,26 @@ def test_a_damaged_task_is_built_again(mixed: Built, tmp_path: Path) -> None:
     shutil.copytree(mixed.out, out)
     before, victim = contents(out), out / mixed.report.tasks[0]
     (victim / "instruction.md").write_text("Solve it.")
-    build_tasks(str(mixed.project), out, BuildOptions(forgeable=True, group_size=2))
+    build_tasks(str(mixed.project), out, BuildOptions(trivial=True, forgeable=True, group_size=2))
     load_task(victim)
     assert contents(out) == before
 
 
 def test_another_build_in_the_same_folder_is_refused(mixed: Built, write_project: WriteProject) -> None:
     with pytest.raises(TaskError, match="other options") as caught:
-        build_tasks(str(mixed.project), mixed.out, BuildOptions(forgeable=True, group_size=1))
+        build_tasks(str(mixed.project), mixed.out, BuildOptions(trivial=True, forgeable=True, group_size=1))
     assert "(group_size)" in caught.value.message
     assert caught.value.fix == f"choose another --out, or delete {mixed.out}/.build and that build's tasks, {mixed.out}/shop-*"
     with pytest.raises(TaskError, match="holds a build of"):
-        build_tasks(str(write_project({"shop.py": "", "test_a.py": ""})), mixed.out, BuildOptions(forgeable=True, group_size=2))
+        build_tasks(
+            str(write_project({"shop.py": "", "test_a.py": ""})),
+            mixed.out,
+            BuildOptions(trivial=True, forgeable=True, group_size=2),
+        )
     changed = mixed.project / "docs" / "new.md"
     changed.write_text("new")
     with pytest.raises(TaskError, match="has changed since"):
-        build_tasks(str(mixed.project), mixed.out, BuildOptions(forgeable=True, group_size=2))
+        build_tasks(str(mixed.project), mixed.out, BuildOptions(trivial=True, forgeable=True, group_size=2))
     changed.unlink()
 
 
@@ -319,21 +323,23 @@ def test_a_build_that_decided_nothing_binds_its_folder_to_nothing(write_project:
     tests = "import shop\n\ndef test_slack():\n    assert shop.slack(1) == 2\n"
     project, out = write_project({"shop.py": "def slack(x):\n    return x + 2\n", "test_shop.py": tests}), tmp_path / "out"
     with pytest.raises(SourceError, match="1 fail"):
-        build_tasks(str(project), out, BuildOptions(forgeable=True))
+        build_tasks(str(project), out, BuildOptions(trivial=True, forgeable=True))
     with pytest.raises(SourceError, match="licence"):
-        build_tasks(str(project), out, BuildOptions(forgeable=True, licences=("MIT",)))
+        build_tasks(str(project), out, BuildOptions(trivial=True, forgeable=True, licences=("MIT",)))
     (project / "shop.py").write_text("def slack(x):\n    return x + 1\n")
-    assert len(build_tasks(str(project), out, BuildOptions(forgeable=True, mode="delete")).tasks) == 1
+    assert len(build_tasks(str(project), out, BuildOptions(trivial=True, forgeable=True, mode="delete")).tasks) == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [BuildOptions(forgeable=True), BuildOptions(forgeable=True, mode="delete")])
+@pytest.mark.parametrize(
+    "options", [BuildOptions(trivial=True, forgeable=True), BuildOptions(trivial=True, forgeable=True, mode="delete")]
+)
 def test_what_was_measured_of_another_source_is_measured_again(
     write_project: WriteProject, tmp_path: Path, options: BuildOptions
 ) -> None:
     tests = "import shop\n\ndef test_slack():\n    assert shop.slack(1) == 2\n"
     project, out = write_project({"shop.py": "def slack(x): return x + 1\n", "test_shop.py": tests}), tmp_path / "out"
-    assert build_tasks(str(project), out, BuildOptions(forgeable=True)).candidates == 0
+    assert build_tasks(str(project), out, BuildOptions(trivial=True, forgeable=True)).candidates == 0
     (project / "shop.py").write_text("# by one more\ndef slack(x):\n    return x + 1\n")
     assert len(build_tasks(str(project), out, options).tasks) == 1
 
@@ -343,16 +349,16 @@ def test_tasks_in_the_source_are_no_part_of_it(write_project: WriteProject) -> N
     """Their solutions would be copies of what is deleted, and a second folder of tasks a change of the source."""
     project = write_project({**SMALL, "shop.py": f"def f0(first, second):\n{LONG_BODY}"})
     (project / "test_shop.py").write_text("import shop\n\ndef test_0():\n    assert shop.f0((0, 0), (3, 4)) == 5\n")
-    first = build_tasks(str(project), project / "one", BuildOptions(forgeable=True))
-    second = build_tasks(str(project), project / "made" / "two", BuildOptions(forgeable=True, mode="delete"))
+    first = build_tasks(str(project), project / "one", BuildOptions(trivial=True, forgeable=True))
+    second = build_tasks(str(project), project / "made" / "two", BuildOptions(trivial=True, forgeable=True, mode="delete"))
     shutil.copytree(project / "one" / first.tasks[0], project / "kept" / "task")
-    again = build_tasks(str(project), project / "one", BuildOptions(forgeable=True))
+    again = build_tasks(str(project), project / "one", BuildOptions(trivial=True, forgeable=True))
     assert len(first.tasks) == len(second.tasks) == 1
     assert again.tasks == first.tasks
     assert first.source_digest == second.source_digest == again.source_digest
     for out in (project, project.parent):
         with pytest.raises(ConfigError, match="the source itself"):
-            build_tasks(str(project), out, BuildOptions(forgeable=True))
+            build_tasks(str(project), out, BuildOptions(trivial=True, forgeable=True))
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -370,13 +376,15 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from composer_replication.tasks import BuildOptions, build_tasks
-build_tasks(sys.argv[1], Path(sys.argv[2]), BuildOptions(forgeable=True, jobs=1))
+build_tasks(sys.argv[1], Path(sys.argv[2]), BuildOptions(trivial=True, forgeable=True, jobs=1))
 """
 
 
 @pytest.fixture(scope="module")
 def small(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return Built(write_project(SMALL), tmp_path_factory.mktemp("small") / "tasks", BuildOptions(forgeable=True, jobs=2))
+    return Built(
+        write_project(SMALL), tmp_path_factory.mktemp("small") / "tasks", BuildOptions(trivial=True, forgeable=True, jobs=2)
+    )
 
 
 @pytest.mark.parametrize("name", ["source.json", "baseline.json", "hidden.json", "verdicts.jsonl"])
@@ -386,7 +394,7 @@ def test_what_another_release_left_is_named(small: Built, tmp_path: Path, name: 
     shutil.copytree(small.out, out)
     (out / ".build" / name).write_text(f"{content}\n")
     with pytest.raises(TaskError, match=f"{name} was not written by this release") as caught:
-        build_tasks(str(small.project), out, BuildOptions(forgeable=True, jobs=2))
+        build_tasks(str(small.project), out, BuildOptions(trivial=True, forgeable=True, jobs=2))
     assert caught.value.fix == f"delete {out / '.build'} and build again"
 
 
@@ -406,7 +414,7 @@ def test_a_killed_build_goes_on_to_the_same_result(small: Built, tmp_path: Path,
     with (out / ".build" / "verdicts.jsonl").open("a") as file:
         file.write('{"candidate": "shop.py::f')
     done_before = {p.name: (p / "MANIFEST.sha256").stat().st_mtime_ns for p in out.iterdir() if not p.name.startswith(".")}
-    report = build_tasks(str(small.project), out, BuildOptions(forgeable=True, jobs=3))
+    report = build_tasks(str(small.project), out, BuildOptions(trivial=True, forgeable=True, jobs=3))
     assert report.tasks == small.report.tasks
     assert contents(out) == contents(small.out)
     assert len(done_before) >= tasks_before_the_kill
@@ -432,7 +440,7 @@ def test_killed_again_and_again_nothing_is_lost_and_nothing_half_written_is_read
         for folder in out.iterdir():
             if not folder.name.startswith("."):
                 load_task(folder)
-    report = build_tasks(str(small.project), out, BuildOptions(forgeable=True, jobs=2))
+    report = build_tasks(str(small.project), out, BuildOptions(trivial=True, forgeable=True, jobs=2))
     assert verdicts.read_bytes().splitlines(keepends=True)[: len(decided)] == decided
     assert len(verdicts.read_bytes().splitlines()) == len(small.report.tasks)
     assert report.tasks == small.report.tasks
@@ -447,28 +455,30 @@ def is_reached(out: Path, tasks: int) -> bool:
 @pytest.mark.slow
 def test_max_stops_and_more_continues(small: Built, tmp_path: Path) -> None:
     out = tmp_path / "tasks"
-    first = build_tasks(str(small.project), out, BuildOptions(forgeable=True, max_tasks=2, jobs=3))
+    first = build_tasks(str(small.project), out, BuildOptions(trivial=True, forgeable=True, max_tasks=2, jobs=3))
     assert (first.tasks, first.stopped) == (small.report.tasks[:2], "max_tasks")
     assert len(load_tasks(out)) == 2
-    second = build_tasks(str(small.project), out, BuildOptions(forgeable=True, max_tasks=5))
+    second = build_tasks(str(small.project), out, BuildOptions(trivial=True, forgeable=True, max_tasks=5))
     assert (second.tasks, second.stopped) == (small.report.tasks, "")
     assert contents(out) == contents(small.out)
-    fewer = build_tasks(str(small.project), out, BuildOptions(forgeable=True, max_tasks=1))
+    fewer = build_tasks(str(small.project), out, BuildOptions(trivial=True, forgeable=True, max_tasks=1))
     assert (fewer.tasks, fewer.stopped) == (small.report.tasks, ""), "what there is stays in the account"
 
 
 @pytest.mark.slow
 def test_a_spent_budget_stops_and_building_again_continues(small: Built, tmp_path: Path) -> None:
     out = tmp_path / "tasks"
-    first = build_tasks(str(small.project), out, BuildOptions(forgeable=True, budget_s=1e-9))
+    first = build_tasks(str(small.project), out, BuildOptions(trivial=True, forgeable=True, budget_s=1e-9))
     assert (first.tasks, first.stopped) == ((), "budget")
-    assert build_tasks(str(small.project), out, BuildOptions(forgeable=True)).tasks == small.report.tasks
+    assert build_tasks(str(small.project), out, BuildOptions(trivial=True, forgeable=True)).tasks == small.report.tasks
 
 
 @pytest.mark.slow
 def test_another_seed_takes_another_order(small: Built, tmp_path: Path) -> None:
     other = build_tasks(
-        str(small.project), tmp_path / "tasks", BuildOptions(forgeable=True, seed=1, pass_to_pass_cap=2, keep_docstring=False)
+        str(small.project),
+        tmp_path / "tasks",
+        BuildOptions(trivial=True, forgeable=True, seed=1, pass_to_pass_cap=2, keep_docstring=False),
     )
     assert other.tasks != small.report.tasks
     assert set(other.tasks) == set(small.report.tasks)
@@ -501,7 +511,7 @@ def test_a_project_whose_tests_do_not_work(
 ) -> None:
     root = write_project({"shop.py": "def f(x):\n    return x\n", "test_a.py": test})
     with pytest.raises(SourceError, match=message) as caught:
-        build_tasks(str(root), tmp_path / "out", BuildOptions(forgeable=True, **options))
+        build_tasks(str(root), tmp_path / "out", BuildOptions(trivial=True, forgeable=True, **options))
     assert fix in (caught.value.fix or "")
 
 
@@ -509,14 +519,14 @@ def test_a_conftest_that_does_not_suit_pytest(write_project: WriteProject, tmp_p
     hook = "def pytest_ignore_collect(path, config):\n    return False\n"
     root = write_project({"shop.py": "", "conftest.py": hook, "test_a.py": "def test_a():\n    pass\n"})
     with pytest.raises(SourceError, match=r"the tests stopped before the first one: .*path") as caught:
-        build_tasks(str(root), tmp_path / "out", BuildOptions(forgeable=True))
+        build_tasks(str(root), tmp_path / "out", BuildOptions(trivial=True, forgeable=True))
     assert "--python" in (caught.value.fix or "")
 
 
 def test_a_project_that_is_installed_is_refused(write_project: WriteProject, tmp_path: Path) -> None:
     root = write_project({"pluggy/__init__.py": "def f(x):\n    return x\n", "test_a.py": "import pluggy\n"})
     with pytest.raises(SourceError, match="has a copy of pluggy installed") as caught:
-        build_tasks(str(root), tmp_path / "out", BuildOptions(forgeable=True))
+        build_tasks(str(root), tmp_path / "out", BuildOptions(trivial=True, forgeable=True))
     assert "--install" in (caught.value.fix or "")
 
 
@@ -530,7 +540,7 @@ def test_a_project_that_an_installed_one_vendors_is_refused(write_project: Write
     (packages / "big" / "_vendor").mkdir(parents=True)
     (packages / "big" / "_vendor" / "shop.py").write_text((root / "shop.py").read_text())
     with pytest.raises(SourceError, match=r"has a vendored copy of shop \(.*big/_vendor/shop\)") as caught:
-        build_tasks(str(root), tmp_path / "out", BuildOptions(forgeable=True, python=python))
+        build_tasks(str(root), tmp_path / "out", BuildOptions(trivial=True, forgeable=True, python=python))
     assert "--python" in (caught.value.fix or "")
 
 
@@ -551,7 +561,7 @@ def test_a_test_that_hangs_without_the_feature_is_dropped(write_project: WritePr
         """
     root = write_project({"shop.py": "def step(x):\n    return\n\ndef easy(x):\n    return x + 1\n", "test_a.py": test})
     (root / "shop.py").write_text("def step(x):\n    print(x)\n\n\ndef easy(x):\n    return x + 1\n")
-    report = build_tasks(str(root), tmp_path / "out", BuildOptions(forgeable=True, task_timeout_s=15.0))
+    report = build_tasks(str(root), tmp_path / "out", BuildOptions(trivial=True, forgeable=True, task_timeout_s=15.0))
     assert [entry.reason for entry in report.dropped] == ["its tests do not finish within 15 s (--task-timeout)"]
     assert len(report.tasks) == 1
 
@@ -562,7 +572,7 @@ def test_a_test_that_hangs_without_the_feature_is_dropped(write_project: WritePr
 )
 def test_wrong_options_are_named(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))} is"):
-        BuildOptions(forgeable=True, **wrong)  # type: ignore[arg-type]  # one wrong value by name
+        BuildOptions(trivial=True, forgeable=True, **wrong)  # type: ignore[arg-type]  # one wrong value by name
 
 
 UNSTEADY = """
@@ -596,7 +606,7 @@ def test_an_id_that_hangs_on_an_address_proves_nothing(write_project: WriteProje
     """The set has another order in the next interpreter, and pytest numbers its days by it: `5-day3-len`."""
     shop = "def total(prices):\n    found = 0\n    for price in prices:\n        found += price\n    return found\n"
     root = write_project({"shop.py": shop, "test_shop.py": UNSTEADY})
-    report = build_tasks(str(root), tmp_path / "out", BuildOptions(forgeable=True))
+    report = build_tasks(str(root), tmp_path / "out", BuildOptions(trivial=True, forgeable=True))
     [task] = load_tasks(tmp_path / "out")
     assert report.tests_flaky > 0
     assert {test_id.partition("[")[0] for test_id in task.spec.fail_to_pass} == {"test_shop.py::test_in_order"}

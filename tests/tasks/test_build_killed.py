@@ -45,7 +45,18 @@ def test_a_killed_build_loses_nothing_and_leaves_nothing(write_project: WritePro
     out, temporary = tmp_path / "tasks", tmp_path / "temporary"
     temporary.mkdir()
     program = "from composer_replication.cli import main; main()"
-    command = [sys.executable, "-c", program, "tasks", "build", str(write_project(PROJECT)), "--out", str(out), "--forgeable"]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "tasks",
+        "build",
+        str(write_project(PROJECT)),
+        "--out",
+        str(out),
+        "--forgeable",
+        "--trivial",
+    ]
     environment = {**os.environ, "TMPDIR": str(temporary)}
     before: list[bytes] = []
     for reached in (

@@ -198,7 +198,7 @@ TESTS = """
 def test_gold_code_among_other_software_makes_no_task(python, cache, write_project, tmp_path):
     """A copy that sandboxes show is as good as the answer: the task is not built, not imported, and no model works on it."""
     project = write_project({"till.py": GOLD, "test_till.py": TESTS})
-    options = BuildOptions(python=python)
+    options = BuildOptions(trivial=True, python=python)
     assert len(build_tasks(str(project), tmp_path / "before", options).tasks) == 1
     copy = write(python.parents[1] / "share/sdk/third_party/pricing.py")
     try:

@@ -157,7 +157,7 @@ SHOP = {
 @pytest.fixture(scope="module")
 def tasks(write_project: Callable[[Mapping[str, str]], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
     out = tmp_path_factory.mktemp("out")
-    build_tasks(str(write_project(SHOP)), out, BuildOptions(forgeable=True))
+    build_tasks(str(write_project(SHOP)), out, BuildOptions(trivial=True, forgeable=True))
     return {task.spec.deleted[0].qualname: task for task in load_tasks(out)}
 
 
@@ -165,7 +165,7 @@ BUILD = """
 import sys
 from pathlib import Path
 from composer_replication.tasks import BuildOptions, build_tasks
-build_tasks(sys.argv[1], Path(sys.argv[2]), BuildOptions(forgeable=True))
+build_tasks(sys.argv[1], Path(sys.argv[2]), BuildOptions(trivial=True, forgeable=True))
 """
 
 
@@ -297,7 +297,7 @@ def test_forgeable_tasks_are_left_out_or_counted(write_project, tmp_path):
             "def test_zero():\n    assert shop.zero(4) == 0\n    assert shop.zero(7) == 0\n",
         }
     )
-    report = build_tasks(str(project), tmp_path / "all", BuildOptions(forgeable=True))
+    report = build_tasks(str(project), tmp_path / "all", BuildOptions(trivial=True, forgeable=True))
     assert (len(report.tasks), report.forgeable) == (3, 2)
     weak = {task.spec.deleted[0].qualname: task.spec.hidden.weakness for task in load_tasks(tmp_path / "all")}
     assert weak == {
@@ -305,7 +305,7 @@ def test_forgeable_tasks_are_left_out_or_counted(write_project, tmp_path):
         "later": "no held-out program runs it: later",
         "zero": "a trivial body satisfies its held-out programs: `return 0` in zero",
     }
-    report = build_tasks(str(project), tmp_path / "some", BuildOptions())
+    report = build_tasks(str(project), tmp_path / "some", BuildOptions(trivial=True))
     assert (len(report.tasks), report.forgeable) == (1, 0)
     record = json.loads((tmp_path / "some" / "build.json").read_text())
     assert {entry["what"]: entry["detail"] for entry in record["dropped"]} == {
@@ -328,7 +328,7 @@ for found in [o for o in gc.get_objects() if type(o).__name__ == "OutcomeRecorde
 
 
 def test_impossible_tasks_are_never_rewarded(write_project, tmp_path):
-    report = build_tasks(str(write_project(SHOP)), tmp_path / "out", BuildOptions(impossible=1.0, max_tasks=4))
+    report = build_tasks(str(write_project(SHOP)), tmp_path / "out", BuildOptions(trivial=True, impossible=1.0, max_tasks=4))
     made = load_tasks(tmp_path / "out")
     impossible = [task for task in made if task.spec.impossible]
     assert len(impossible) == report.impossible >= 3
@@ -353,7 +353,7 @@ def test_a_task_of_several_functions_demands_each_of_them(write_project, tmp_pat
             "def test_total():\n    assert shop.total([1, 2]) == 3\n    assert shop.total([4]) == 4\n",
         }
     )
-    both = BuildOptions(min_group_size=2, group_size=2, forgeable=True)
+    both = BuildOptions(trivial=True, min_group_size=2, group_size=2, forgeable=True)
     report = build_tasks(str(project), tmp_path / "forgeable", both)
     assert report.tasks == ()
     assert {entry.reason for entry in report.dropped} == {"it is solved without one of its functions"}
@@ -363,6 +363,6 @@ def test_a_task_of_several_functions_demands_each_of_them(write_project, tmp_pat
         "forgeable (--forgeable keeps it): no held-out program runs it",
         "forgeable (--forgeable keeps it): a trivial body satisfies its held-out programs",
     }
-    alone = build_tasks(str(project), tmp_path / "alone", BuildOptions())
+    alone = build_tasks(str(project), tmp_path / "alone", BuildOptions(trivial=True))
     assert [task.spec.deleted[0].qualname for task in load_tasks(tmp_path / "alone")] == ["total"]
     assert len(alone.tasks) == 1

@@ -92,7 +92,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     for name, text in TESTS.items():
         (folder / "shop" / name).write_text(text)
     out = folder / "tasks"
-    build_tasks(str(folder / "shop"), out, BuildOptions(forgeable=True, mode=request.param))
+    build_tasks(str(folder / "shop"), out, BuildOptions(trivial=True, forgeable=True, mode=request.param))
     return {task.spec.deleted[0].qualname: task for task in load_tasks(out)}
 
 
@@ -180,7 +180,7 @@ def test_docstrings_that_were_deleted_stay_deleted(tmp_path: Path) -> None:
     (tmp_path / "shop/shop.py").write_text(SHOP)
     for name, text in TESTS.items():
         (tmp_path / "shop" / name).write_text(text)
-    build_tasks(str(tmp_path / "shop"), tmp_path / "tasks", BuildOptions(forgeable=True, keep_docstring=False))
+    build_tasks(str(tmp_path / "shop"), tmp_path / "tasks", BuildOptions(trivial=True, forgeable=True, keep_docstring=False))
     found = {task.spec.deleted[0].qualname: task for task in load_tasks(tmp_path / "tasks")}
     assert any("The sum of the prices" in code for code in found["total"].deleted_code()), "no hint may tell it"
     task = joined([found["total"], found["most"]], tmp_path / "joined")
@@ -194,7 +194,7 @@ def test_what_no_test_file_can_be_imported_without_is_no_task(tmp_path: Path) ->
     (tmp_path / "shop/shop.py").write_text(SHOP)
     for name in ("test_total.py", "test_most.py"):
         (tmp_path / "shop" / name).write_text(TESTS[name])
-    build_tasks(str(tmp_path / "shop"), tmp_path / "tasks", BuildOptions(forgeable=True, mode="delete"))
+    build_tasks(str(tmp_path / "shop"), tmp_path / "tasks", BuildOptions(trivial=True, forgeable=True, mode="delete"))
     found = {task.spec.deleted[0].qualname: task for task in load_tasks(tmp_path / "tasks")}
     outcome = join_tasks([found["total"], found["most"]], tmp_path / "joined", sandbox=open_sandbox(), python=PYTHON)
     assert outcome == "no test file can be imported without it"

@@ -60,7 +60,7 @@ PROJECT = {
 
 
 def built(project: Path, out: Path, **options: object) -> tuple[BuildReport, dict[str, Task]]:
-    report = build_tasks(str(project), out, BuildOptions(forgeable=True, **options))  # type: ignore[arg-type]  # options by name
+    report = build_tasks(str(project), out, BuildOptions(trivial=True, forgeable=True, **options))  # type: ignore[arg-type]  # options by name
     tasks = load_tasks(out) if report.tasks else []
     return report, {" ".join(sorted(d.qualname for d in task.spec.deleted)): task for task in tasks}
 
@@ -173,4 +173,4 @@ def test_bytecode_that_validation_used_is_in_no_task(write_project: WriteProject
 )
 def test_wrong_options_are_named(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
-        BuildOptions(forgeable=True, **wrong)  # type: ignore[arg-type]  # wrong values by name
+        BuildOptions(trivial=True, forgeable=True, **wrong)  # type: ignore[arg-type]  # wrong values by name

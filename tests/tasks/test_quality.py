@@ -178,7 +178,7 @@ def test_a_function_that_a_benchmark_asks_for_is_no_task(write_project: WritePro
     )
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"instance_id": "till-1", "problem_statement": said}) + "\n")
-    report = build_tasks(str(project), tmp_path / "tasks", BuildOptions(forgeable=True, benchmarks=(rows,)))
+    report = build_tasks(str(project), tmp_path / "tasks", BuildOptions(trivial=True, forgeable=True, benchmarks=(rows,)))
     assert [(entry.what, entry.reason) for entry in report.dropped] == [
         ("shop.py::cheap", "a benchmark asks for it (--benchmark)")
     ]

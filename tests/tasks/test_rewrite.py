@@ -98,7 +98,7 @@ def writer() -> Iterator[Writer]:
 @pytest.fixture(scope="module")
 def built(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("rewrite") / "tasks"
-    build_tasks(str(write_project(PROJECT)), out, BuildOptions(forgeable=True))
+    build_tasks(str(write_project(PROJECT)), out, BuildOptions(trivial=True, forgeable=True))
     return out
 
 
@@ -158,7 +158,7 @@ def test_the_writer_is_not_shown_the_code(built: Path) -> None:
 
 @pytest.mark.slow
 def test_every_style_follows_from_a_built_task(built: Path, write_project: WriteProject, tmp_path: Path) -> None:
-    build_tasks(str(write_project(PROJECT)), tmp_path / "full", BuildOptions(forgeable=True, instruction="full"))
+    build_tasks(str(write_project(PROJECT)), tmp_path / "full", BuildOptions(trivial=True, forgeable=True, instruction="full"))
     terse, full = load_tasks(built), load_tasks(tmp_path / "full")
     assert [task.spec for task in worded(terse, "full")] == [task.spec for task in full]
     assert [task.spec for task in worded(full, "terse")] == [task.spec for task in terse]

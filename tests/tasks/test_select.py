@@ -75,7 +75,7 @@ def test_covering_tests_are_the_passing_ones_that_run_the_body() -> None:
 
 
 def test_single_functions() -> None:
-    candidates, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING)
+    candidates, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(trivial=True))
     assert sorted(names(c.functions)[0] for c in candidates) == ["Basket.count", "Basket.total", "bystander", "feature", "helper"]
     assert all(len(c.functions) == 1 for c in candidates)
     assert [(s.what, s.reason) for s in skipped] == [("m.py::uncovered", "no passing test runs its body")]
@@ -83,7 +83,7 @@ def test_single_functions() -> None:
 
 
 def test_groups_join_helpers_and_siblings_once() -> None:
-    candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(group_size=3))
+    candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(trivial=True, group_size=3))
     groups = sorted(sorted(names(c.functions)) for c in candidates if len(c.functions) > 1)
     assert groups == [["Basket.count", "Basket.total"], ["feature", "helper"]]
     assert len({c.key for c in candidates}) == len(candidates) == 7
@@ -92,10 +92,15 @@ def test_groups_join_helpers_and_siblings_once() -> None:
 
 
 def test_sizes_alternate_and_the_seed_fixes_the_order() -> None:
-    first, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(group_size=2, seed=1))
-    again, _ = choose_candidates(list(FUNCTIONS), COVERAGE, set(PASSING), options=BuildOptions(group_size=2, seed=1))
+    first, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(trivial=True, group_size=2, seed=1))
+    again, _ = choose_candidates(
+        list(FUNCTIONS), COVERAGE, set(PASSING), options=BuildOptions(trivial=True, group_size=2, seed=1)
+    )
     orders = {
-        tuple(c.key for c in choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(group_size=2, seed=s))[0])
+        tuple(
+            c.key
+            for c in choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(trivial=True, group_size=2, seed=s))[0]
+        )
         for s in range(8)
     }
     assert first == again
@@ -111,16 +116,22 @@ def test_instructions_are_short_and_name_every_function() -> None:
 
 
 def test_a_range_of_sizes_gives_no_smaller_and_no_larger_groups() -> None:
-    candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(min_group_size=2, group_size=9))
+    candidates, _ = choose_candidates(
+        FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(trivial=True, min_group_size=2, group_size=9)
+    )
     assert sorted(sorted(names(c.functions)) for c in candidates) == [["Basket.count", "Basket.total"], ["feature", "helper"]]
 
 
 def test_a_size_that_no_group_has_is_told() -> None:
-    candidates, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(min_group_size=50, group_size=50))
+    candidates, skipped = choose_candidates(
+        FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(trivial=True, min_group_size=50, group_size=50)
+    )
     assert candidates == []
     told = {s.what for s in skipped if s.reason == "in no group of the size asked for (--size)"}
     assert told == {f.key for f in FUNCTIONS if f.qualname != "uncovered"}
-    _, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(min_group_size=2, group_size=2))
+    _, skipped = choose_candidates(
+        FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(trivial=True, min_group_size=2, group_size=2)
+    )
     assert [s.what for s in skipped if "--size" in s.reason] == ["m.py::bystander"]
 
 
@@ -131,14 +142,18 @@ ALL = ids("a", "b")
 
 def test_those_closest_in_the_call_graph_come_first() -> None:
     coverage: CoverageByTest = {"chain.py": dict.fromkeys(range(1, 50), ALL)}
-    candidates, _ = choose_candidates(CHAINED, coverage, PASSING, options=BuildOptions(min_group_size=4, group_size=4))
+    candidates, _ = choose_candidates(
+        CHAINED, coverage, PASSING, options=BuildOptions(trivial=True, min_group_size=4, group_size=4)
+    )
     groups = {names(c.functions)[0]: names(c.functions) for c in candidates}
     assert groups["f2"] == ["f2", "f3", "f4", "f5"]
 
 
 def test_groups_with_nearly_the_same_functions_are_one() -> None:
     coverage: CoverageByTest = {"chain.py": dict.fromkeys(range(1, 50), ALL)}
-    candidates, skipped = choose_candidates(CHAINED, coverage, PASSING, options=BuildOptions(min_group_size=5, group_size=9))
+    candidates, skipped = choose_candidates(
+        CHAINED, coverage, PASSING, options=BuildOptions(trivial=True, min_group_size=5, group_size=9)
+    )
     sets = [{f.key for f in c.functions} for c in candidates]
     assert all(len(a & b) < 0.8 * len(a | b) for n, a in enumerate(sets) for b in sets[:n])
     assert {entry.reason for entry in skipped} == {"nearly the functions of another group"}
@@ -151,7 +166,7 @@ def test_a_whole_feature_is_what_it_uses_and_only_its_tests_reach() -> None:
     text = "\n\n".join(f"def {name}(x):\n    return {body}\n" for name, body in bodies.items())
     other = find_functions("n.py", text.encode())[0]
     coverage: CoverageByTest = {**COVERAGE, "n.py": {2: ids("b"), 6: ids("b"), 10: ids("b")}}
-    candidates, _ = choose_candidates([*near, *other], coverage, PASSING, options=BuildOptions(mode="feature"))
+    candidates, _ = choose_candidates([*near, *other], coverage, PASSING, options=BuildOptions(trivial=True, mode="feature"))
     features = {names(c.functions)[0]: {f.key for f in c.functions} for c in candidates}
     assert features["feature"] == {"m.py::feature", "m.py::helper", "n.py::deep"}
     assert features["Basket.total"] == {"m.py::Basket.total", "m.py::Basket.count"}
@@ -160,9 +175,9 @@ def test_a_whole_feature_is_what_it_uses_and_only_its_tests_reach() -> None:
 
 
 def test_what_is_easier_or_harder_than_asked_for_is_skipped() -> None:
-    candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING)
+    candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(trivial=True))
     middle = sorted(c.difficulty for c in candidates)[2]
-    kept, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(min_difficulty=middle))
+    kept, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, options=BuildOptions(trivial=True, min_difficulty=middle))
     assert {c.key for c in kept} == {c.key for c in candidates if c.difficulty >= middle}
     assert len([s for s in skipped if s.reason == "easier or harder than asked for"]) == len(candidates) - len(kept) > 0
 
@@ -212,7 +227,7 @@ def test_a_removed_function_is_called_so() -> None:
 
 def test_features_have_two_functions_or_more_unless_other_sizes_are_asked_for() -> None:
     def sizes(**options: object) -> tuple[int, int]:
-        made = BuildOptions(**options)  # type: ignore[arg-type]
+        made = BuildOptions(trivial=True, **options)  # type: ignore[arg-type]
         return made.min_group_size, made.group_size
 
     assert sizes() == (1, 1)

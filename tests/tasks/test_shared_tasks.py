@@ -53,8 +53,8 @@ def folder(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory
     root = tmp_path_factory.mktemp("shared") / "set"
     source = write_project(PROJECT)
     (source / "run.sh").chmod(0o755)
-    build_tasks(str(source), root / "one-1.0", BuildOptions(forgeable=True, jobs=1))
-    build_tasks(str(source), root / "Two", BuildOptions(forgeable=True, jobs=1, mode="delete"))
+    build_tasks(str(source), root / "one-1.0", BuildOptions(trivial=True, forgeable=True, jobs=1))
+    build_tasks(str(source), root / "Two", BuildOptions(trivial=True, forgeable=True, jobs=1, mode="delete"))
     found = json.loads((root / "Two" / "build.json").read_text())["tasks"]
     left = {f"Two/{task}": "it deletes what another one deletes" for task in found if (root / "one-1.0" / task).exists()}
     (root / "set.json").write_text(json.dumps({"left_out": left}))

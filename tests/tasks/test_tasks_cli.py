@@ -38,7 +38,7 @@ PROJECT = {
 @pytest.fixture(scope="module")
 def built(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     out = tmp_path_factory.mktemp("cli") / "tasks"
-    return composer_here("tasks", "build", write_project(PROJECT), "--out", out, "--forgeable"), out
+    return composer_here("tasks", "build", write_project(PROJECT), "--out", out, "--forgeable", "--trivial"), out
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_build_inside_its_repository_is_no_part_of_it(write_project: WriteProj
     """The tasks of the first call must not look like a change of the source to the second."""
     repository = write_project(PROJECT)
     for _ in range(2):
-        done = composer_here("tasks", "build", ".", "--out", "made/tasks", "--forgeable", cwd=repository)
+        done = composer_here("tasks", "build", ".", "--out", "made/tasks", "--forgeable", "--trivial", cwd=repository)
         assert done.returncode == 0, done.stderr
         assert "1 tasks from 1 of 1 candidates" in done.stdout
     assert sorted(p.name for p in (repository / "made" / "tasks" / ".build" / "pristine").iterdir()) == sorted(PROJECT)
@@ -74,7 +74,7 @@ def test_a_build_says_when_it_could_not_watch_every_call(write_project: WritePro
         PROJECT["test_tide.py"] + "\n        def test_profiler():\n            import sys\n            sys.setprofile(None)\n"
     )
     project = write_project({**PROJECT, "test_tide.py": profiled})
-    done = composer_here("tasks", "build", project, "--out", tmp_path / "out", "--forgeable")
+    done = composer_here("tasks", "build", project, "--out", tmp_path / "out", "--forgeable", "--trivial")
     assert done.returncode == 0, done.stderr
     [note] = json.loads((tmp_path / "out" / "build.json").read_text())["notes"]
     assert note.startswith("some answers of the tests may count as unknown")
@@ -123,7 +123,10 @@ def test_errors_are_one_sentence_and_a_fix(task: Path, tmp_path: Path, write_pro
         ("tasks", "show", copy / "task.toml"): (3, "is a file, and a task is a folder"),
         ("tasks", "list", task): (3, "is one task, not a folder of tasks"),
         ("tasks", "list", tmp_path / "absent"): (3, "cannot be read"),
-        ("tasks", "build", tmp_path / "absent", "--out", tmp_path / "out", "--forgeable"): (3, "is neither a folder"),
+        ("tasks", "build", tmp_path / "absent", "--out", tmp_path / "out", "--forgeable", "--trivial"): (
+            3,
+            "is neither a folder",
+        ),
     }
     for arguments, (code, text) in cases.items():
         done = composer_here(*arguments)
@@ -135,7 +138,7 @@ def test_errors_are_one_sentence_and_a_fix(task: Path, tmp_path: Path, write_pro
 
 def test_no_task_ends_with_3_and_says_why(tmp_path: Path, write_project: WriteProject) -> None:
     project = write_project({**PROJECT, "tide.py": "def slack(x): return x + 1\ndef ebb(x): return -x\n"})
-    done = composer_here("tasks", "build", project, "--out", tmp_path / "out", "--forgeable")
+    done = composer_here("tasks", "build", project, "--out", tmp_path / "out", "--forgeable", "--trivial")
     assert done.returncode == 3
     assert "body on the line of its signature or docstring   2" in done.stdout
     assert "no task of folder:shop could be validated" in done.stderr
@@ -161,7 +164,7 @@ def test_tests_that_fail_by_themselves_are_named(write_project: WriteProject, tm
     broken = "".join(f"\ndef test_broken_{n}():\n    assert {n} == 9\n" for n in range(4))
     tests = "import tide\n" + "".join(f"\ndef test_{n}():\n    assert tide.slack({n}) == {n + 1}\n" for n in range(5)) + broken
     done = composer_here(
-        "tasks", "build", write_project({**PROJECT, "test_tide.py": tests}), "--out", tmp_path / "out", "--forgeable"
+        "tasks", "build", write_project({**PROJECT, "test_tide.py": tests}), "--out", tmp_path / "out", "--forgeable", "--trivial"
     )
     assert done.returncode == 0, done.stderr
     assert "fail before anything is deleted, and count for nothing: 4\n  test_tide.py::test_broken_0: " in done.stdout

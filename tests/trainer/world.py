@@ -36,7 +36,7 @@ class World:
 
 def make_world(root: Path) -> World:
     world = world_at(root)
-    options = BuildOptions(packages=("harbour/cargo.py",), max_tasks=6)
+    options = BuildOptions(trivial=True, packages=("harbour/cargo.py",), max_tasks=6)
     made = build_tasks(str(project_path("harbour")), root / "built", options)
     for part, names in (("train", made.tasks[:4]), ("held_out", made.tasks[4:])):
         for name in names:

@@ -203,11 +203,11 @@ def test_a_damaged_held_out_call_is_an_error(tasks: dict[str, Task]) -> None:
 )
 def test_what_go_does_not_have_is_refused(options: dict[str, object], said: str, module: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        build_tasks(str(module), tmp_path, BuildOptions(python=PYTHON, **options))  # type: ignore[arg-type]
+        build_tasks(str(module), tmp_path, BuildOptions(trivial=True, python=PYTHON, **options))  # type: ignore[arg-type]
 
 
 def test_two_builds_of_a_module_hold_the_same_calls(module: Path, tasks: dict[str, Task], tmp_path: Path) -> None:
-    build_tasks(str(module), tmp_path, BuildOptions(python=PYTHON, timeout_s=300, forgeable=True, max_tasks=2))
+    build_tasks(str(module), tmp_path, BuildOptions(trivial=True, python=PYTHON, timeout_s=300, forgeable=True, max_tasks=2))
     again = [path.name for path in tmp_path.iterdir() if path.name.startswith("ledger")]
     by_id = {task.spec.task_id: task for task in tasks.values()}
     assert len(again) == 2

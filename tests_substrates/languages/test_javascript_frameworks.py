@@ -65,7 +65,9 @@ def framework(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         "test/all.js": tests.replace("EQUAL", equal).replace("END", end),
     }
     out = tmp_path_factory.mktemp(name)
-    build_tasks(str(write(out / "slug", files)), out / "tasks", BuildOptions(install=True, timeout_s=300, forgeable=True))
+    build_tasks(
+        str(write(out / "slug", files)), out / "tasks", BuildOptions(trivial=True, install=True, timeout_s=300, forgeable=True)
+    )
     python = out / "tasks" / ".venv" / "bin" / "python"
     return name, python, {task.spec.deleted[0].qualname: task for task in load_tasks(out / "tasks")}
 

@@ -32,7 +32,9 @@ NON_ZERO = (
 def prepared(tmp_path_factory):
     """Five tasks, a policy that calls tools and solves nothing (every step has error turns), and a file of pairs."""
     root = tmp_path_factory.mktemp("world")
-    made = build_tasks(str(project_path("harbour")), root / "built", BuildOptions(packages=("harbour/cargo.py",), max_tasks=5))
+    made = build_tasks(
+        str(project_path("harbour")), root / "built", BuildOptions(trivial=True, packages=("harbour/cargo.py",), max_tasks=5)
+    )
     for part, names in (("train", made.tasks[:3]), ("held_out", made.tasks[3:])):
         for name in names:
             shutil.copytree(root / "built" / name, root / part / name)

@@ -12,6 +12,7 @@ from composer_replication.sandbox import Limits
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.tasks.features.decide import BuildWork
 from composer_replication.tasks.features.select import Candidate, choose_candidates
+from composer_replication.tasks.features.twins import find_twins
 from composer_replication.tasks.files import kept
 from composer_replication.tasks.proofs.baseline import Baseline
 from composer_replication.tasks.proofs.leak import LeakScanner
@@ -36,7 +37,9 @@ def deletions_of(
     tree, layout = project.fetched.tree, project.layout
     language = project.language
     functions, skipped = _functions(language, tree, layout, options)
-    candidates, uncovered = choose_candidates(functions, baseline.coverage, baseline.passing, options=options)
+    files = {path: (tree / path).read_bytes() for path in layout.sources}
+    twins = find_twins(functions, files)
+    candidates, uncovered = choose_candidates(functions, baseline.coverage, baseline.passing, options=options, twins=twins)
     hidden = kept(
         state / CHECKS,
         lambda: language.make_book(runner, tree, layout, baseline.passing, options.seed),
@@ -44,7 +47,6 @@ def deletions_of(
         language.book_to_json,
     )
     tell(BuildEvent("searching"))
-    files = {path: (tree / path).read_bytes() for path in layout.sources}
     validator = Validator(
         source=project.fetched,
         layout=layout,

@@ -15,6 +15,8 @@ from composer_replication.tasks.report import BuildOptions
 
 _MOST_IN_COMMON, _MOST_OF_FEATURES = 0.8, 0.5
 """Groups, and whole features, with a greater share of their functions in common (Jaccard) are the same exercise twice."""
+_TRIVIAL_LINES = 3
+"""Lines of code deleted in all, without a branch among them, that make no task by default."""
 _NEAR = 2
 """Steps in the call graph within which a function belongs to a whole feature; methods of the feature's class belong to it at any
 distance."""
@@ -47,13 +49,21 @@ def covering_tests(function: Function, coverage: CoverageByTest, passing: Set[st
 
 
 def choose_candidates(
-    functions: Sequence[Function], coverage: CoverageByTest, passing: Set[str], *, options: BuildOptions | None = None
+    functions: Sequence[Function],
+    coverage: CoverageByTest,
+    passing: Set[str],
+    *,
+    options: BuildOptions | None = None,
+    twins: Mapping[str, frozenset[str]] | None = None,
 ) -> tuple[list[Candidate], list[Skipped]]:
     """Return, for each covered function and each requested size, the function with those that belong to it.
 
     A function's group holds its helpers (functions whose covering tests are a subset of its own, in any file) and its siblings
     (functions of the same class or module that share covering tests); those closest in the call graph come first. Sizes
     alternate and the order within a size is drawn with the seed, so that any number of first candidates is a fair mix.
+
+    Args:
+        twins: functions by key, and those that are nearly their copies (`find_twins`).
     """
     options = options or BuildOptions()
     covers = {function.key: covering_tests(function, coverage, passing) for function in functions}
@@ -71,7 +81,28 @@ def choose_candidates(
         rng.shuffle(chosen)
         by_size.append(chosen)
     mixed = [candidate for row in zip_longest(*by_size) for candidate in row if candidate is not None]
-    return _without_repeats(mixed, options, skipped), skipped
+    wanted = []
+    for candidate in mixed:
+        if reason := _unwanted(candidate, options, twins or {}):
+            skipped.append(Skipped(candidate.key, reason))
+        else:
+            wanted.append(candidate)
+    return _without_repeats(wanted, options, skipped), skipped
+
+
+def _unwanted(candidate: Candidate, options: BuildOptions, twins: Mapping[str, frozenset[str]]) -> str:
+    """Return why a candidate is not worth a task; empty where it is."""
+    if not options.min_difficulty <= candidate.difficulty <= options.max_difficulty:
+        return "easier or harder than asked for"
+    functions = candidate.functions
+    if options.trivial:
+        return ""
+    if sum(function.lines for function in functions) <= _TRIVIAL_LINES and not any(function.branches for function in functions):
+        return f"{_TRIVIAL_LINES} lines or fewer and no branch (--trivial keeps it)"
+    deleted = {function.key for function in functions}
+    if all(twins.get(key, frozenset()) - deleted for key in deleted):
+        return "nearly a copy of a function that stays (--trivial keeps it)"
+    return ""
 
 
 def _groups(
@@ -143,16 +174,12 @@ def _distances(start: str, graph: Mapping[str, Set[str]]) -> dict[str, int]:
 
 
 def _without_repeats(candidates: Sequence[Candidate], options: BuildOptions, skipped: list[Skipped]) -> list[Candidate]:
-    """Keep candidates of the wanted difficulty, and the first of groups with nearly the same functions, of whole features the
-    largest; the others go to `skipped`."""
+    """Keep the first of groups with nearly the same functions, of whole features the largest; the others go to `skipped`."""
     features = options.mode == "feature"
     most = _MOST_OF_FEATURES if features else _MOST_IN_COMMON
     kept: list[Candidate] = []
     holders: dict[str, list[int]] = {}
     for candidate in sorted(candidates, key=lambda c: -len(c.functions)) if features else candidates:
-        if not options.min_difficulty <= candidate.difficulty <= options.max_difficulty:
-            skipped.append(Skipped(candidate.key, "easier or harder than asked for"))
-            continue
         size = len(candidate.functions)
         common = Counter(number for function in candidate.functions for number in holders.get(function.key, ()))
         if any(n >= most * (size + len(kept[i].functions) - n) for i, n in common.items()):

@@ -49,7 +49,7 @@ VENDORED = {
     "test_vendored.py": "import vendored\n\n\ndef test_slack():\n    assert vendored.slack(1) == 2\n",
 }
 NO_TESTS = {"sea.py": "def deep():\n    return 3\n"}
-OPTIONS = BuildOptions(forgeable=True)
+OPTIONS = BuildOptions(trivial=True, forgeable=True)
 
 
 def write(folder: Path, files: Mapping[str, str]) -> str:
@@ -275,7 +275,7 @@ def test_a_list_names_sources_and_mistakes_by_line(tmp_path: Path) -> None:
 def test_the_command_ends_in_a_table(sources: list[str], copied: Path, tmp_path: Path) -> None:
     file = tmp_path / "sources.txt"
     file.write_text("\n".join(sources))
-    done = composer_here("tasks", "build", "--from", file, "--out", copied, "--forgeable")
+    done = composer_here("tasks", "build", "--from", file, "--out", copied, "--forgeable", "--trivial")
     assert done.returncode == 1, done.stderr
     assert "2 tasks from 2 of 3 sources" in done.stdout
     assert "1 task is left out" in done.stdout
@@ -284,7 +284,7 @@ def test_the_command_ends_in_a_table(sources: list[str], copied: Path, tmp_path:
     listed = composer_here("tasks", "list", copied)
     assert listed.stdout.count("strong") == 2
     file.write_text(sources[1])
-    done = composer_here("tasks", "build", "--from", file, "--out", tmp_path / "none", "--forgeable")
+    done = composer_here("tasks", "build", "--from", file, "--out", tmp_path / "none", "--forgeable", "--trivial")
     assert done.returncode == 3
     assert "none of 1 sources" in done.stderr
     done = composer_here("tasks", "build", "--out", tmp_path / "none")
@@ -310,6 +310,7 @@ def test_killed_builds_are_told_or_continued(sources: list[str], tmp_path: Path)
         "--out",
         str(out),
         "--forgeable",
+        "--trivial",
     ]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     os.kill(_process_of(sleepy), signal.SIGKILL)
