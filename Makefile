@@ -148,7 +148,7 @@ bench-tasks: env ## Measure validated tasks per minute and core on public packag
 	@$(BIN)/python scripts/figures.py
 
 BEFORE ?=
-coverage-world: env ## Build the 60 most downloaded packages of PyPI, a few tasks of each: built or why not, and at what cost (resumable, hours)
+coverage-world: env ## Build the most used packages of each language, a few tasks of each: built or why not, and at what cost (resumable, hours)
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/coverage_world.py --work runs/coverage-world --write docs/figures/coverage_world.json
 
 bench-task-sets: env ## List, load and choose from a set of 10,000 tasks: CPU-seconds, memory and bytes on disk (ten minutes)

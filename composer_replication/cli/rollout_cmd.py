@@ -17,10 +17,9 @@ from composer_replication.cli.support.options import ForgeableOption, SandboxOpt
 from composer_replication.envs.tools import Toolset
 from composer_replication.observe import Terminal, mean_and_se
 from composer_replication.observe.console import Console, echo
-from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.strength import load_strong_tasks
 from composer_replication.tasks.wording import worded
-from composer_replication.types import Group, Trajectory, cause_of, to_json
+from composer_replication.types import Group, InstructionStyle, Trajectory, cause_of, to_json
 from composer_replication.types.errors import StorageError
 
 EXIT_UNSOUND = 10

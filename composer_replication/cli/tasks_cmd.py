@@ -18,7 +18,6 @@ from composer_replication.cli.support.task_table import MOST_ROWS, task_lines, t
 from composer_replication.languages.functions import Skipped
 from composer_replication.observe.console import echo
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.exchange.swebench_import import build_instances
 from composer_replication.tasks.folders import load_tasks, read_folder
 from composer_replication.tasks.report import BuildMode, BuildOptions
@@ -26,6 +25,7 @@ from composer_replication.tasks.sets.sources_file import read_sources
 from composer_replication.tasks.solved import SolvedTasks, rates_of, write_solved
 from composer_replication.tasks.sources.fetch import left_open
 from composer_replication.tasks.store import Task, load_task
+from composer_replication.types import InstructionStyle
 from composer_replication.types.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
@@ -92,9 +92,7 @@ def build(
         instruction=instruction,
         mutants=mutants,
         kill_rate=kill_rate,
-        licences=tuple(licence or ()),
-        benchmarks=tuple(benchmark or ()),
-        allow_credentials=tuple(allow_credentials or ()),
+        **_tuples(licences=licence, benchmarks=benchmark, allow_credentials=allow_credentials, packages=package, tests=tests),
         seed=seed,
         python=python,
         install=install,
@@ -106,8 +104,6 @@ def build(
         impossible=impossible,
         forgeable=forgeable,
         keep_docstring=not drop_docstrings,
-        packages=tuple(package or ()),
-        tests=tuple(tests or ()),
         sandbox=sandbox,
     )
     _build(source, sources, out, options, retry=retry)
@@ -286,6 +282,11 @@ def _ranges(size: str, difficulty: str) -> dict[str, Any]:
         "min_difficulty": easiest,
         "max_difficulty": hardest,
     }
+
+
+def _tuples(**given: list[Any] | None) -> dict[str, Any]:
+    """Return options that may be repeated, as a build takes them."""
+    return {name: tuple(values or ()) for name, values in given.items()}
 
 
 def _range(text: str, option: str) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from composer_replication.config.rollout import RolloutConfig
 from composer_replication.config.section import Name, Positive, Section, Weight, flat, refuse
 from composer_replication.config.sft import SftConfig
 from composer_replication.config.substrate import SubstrateConfig
+from composer_replication.types import InstructionStyle
 from composer_replication.types.errors import ConfigError
 
 _Override = dict[str, str | int | float | bool]
@@ -39,7 +40,7 @@ class TasksConfig(Section):
     """Train and evaluate also on tasks whose reward a program that does not implement the feature could get, because no held-out
     program tells it from the real one. They are left out by default; `composer tasks list` shows which they are. Turn it on only
     for a policy whose trajectories you read."""
-    instruction: Literal["terse", "full", "ambiguous"] | None = None
+    instruction: InstructionStyle | None = None
     """Override how much the prompt tells agents about a task. Defaults to the level the tasks were built with."""
     python: Path | None = None
     """Run the tests with this interpreter. Defaults to the one the tasks were built with, as recorded in their folder's

@@ -18,7 +18,8 @@ from composer_replication.envs.tools import CODING_TOOLS
 from composer_replication.hints import template_hint
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.quickstart.language import HOUSE_TERMS, OPERATIONS, WORDS, Module, modules
-from composer_replication.tasks.describe import Feature, describe
+from composer_replication.tasks.describe import describe
+from composer_replication.tasks.feature import Feature
 from composer_replication.tasks.python_language import PYTHON
 from composer_replication.types import Message
 

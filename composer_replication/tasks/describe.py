@@ -1,45 +1,32 @@
-"""The instruction for the agent: a sentence, a specification, or a hint that leaves most to find out."""
+"""The instruction for the agent: a sentence, a specification, an issue, or a hint that leaves most to find out."""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
 
 from composer_replication.languages.functions import Function
-from composer_replication.languages.protocol import Language
+from composer_replication.tasks.feature import Feature
+from composer_replication.tasks.issue import as_issue
+from composer_replication.types import InstructionStyle
 
-InstructionStyle: TypeAlias = Literal["terse", "full", "ambiguous"]
 _MOST_TESTS = 5
 _MOST_PAGES = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feature:
-    """The known facts about the deleted functions."""
-
-    functions: Sequence[Function]
-    sources: Mapping[str, bytes]
-    """The files they were in, as they were."""
-    fail_to_pass: Sequence[str]
-    docs: Mapping[str, str] = field(default_factory=dict)
-    """The project's documentation by path."""
-    removed: bool = False
-    """The functions are gone, not only their bodies."""
-    language: Language
 
 
 def describe(feature: Feature, style: InstructionStyle = "terse") -> str:
     """Write the instruction for restoring a feature.
 
     `terse` names the functions, in order of file and line; a small model can read it. `full` adds signature, docstring, tests and
-    pages of documentation. `ambiguous` names no function: it gives the purpose as the docstrings state it and the test files.
+    pages of documentation. `issue` tells the same as a person would (`tasks.issue`). `ambiguous` names no function: it gives the
+    purpose as the docstrings state it and the test files.
     """
     functions = sorted(feature.functions, key=lambda f: (f.path, f.first_line))
     if style == "ambiguous":
         return _ambiguous(feature, functions)
+    if style == "issue":
+        return as_issue(feature, functions)
     terse = _terse(functions, feature.removed)
     if style == "terse":
         return terse

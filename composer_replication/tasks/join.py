@@ -11,7 +11,8 @@ from pathlib import Path
 from composer_replication.languages.functions import Function
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
-from composer_replication.tasks.describe import Feature, InstructionStyle, describe
+from composer_replication.tasks.describe import describe
+from composer_replication.tasks.feature import Feature
 from composer_replication.tasks.features.difficulty import difficulty_of
 from composer_replication.tasks.files import solved_tree, tree_files
 from composer_replication.tasks.held_out.choice import numbers_of, prove_programs
@@ -24,7 +25,7 @@ from composer_replication.tasks.proofs.proof import (
     without_functions,
 )
 from composer_replication.tasks.store import Task, docs_of, load_task, write_task
-from composer_replication.types import TaskSpec
+from composer_replication.types import InstructionStyle, TaskSpec
 from composer_replication.types.errors import TaskError
 from composer_replication.types.held_out_checks import HeldOutChecks
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 
 from composer_replication.languages.functions import Skipped
 from composer_replication.sandbox import SandboxKind
-from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.sources.credentials import Credential
+from composer_replication.types import InstructionStyle
 from composer_replication.types.errors import ConfigError
 
 _FEATURE_SIZES = (2, 12)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from composer_replication.tasks.describe import Feature, InstructionStyle, describe
+from composer_replication.tasks.describe import describe
+from composer_replication.tasks.feature import Feature
 from composer_replication.tasks.store import Task
+from composer_replication.types import InstructionStyle
 from composer_replication.types.errors import TaskError
 
 

@@ -12,7 +12,7 @@ from composer_replication.types.grade import GradeReport, Outcome, Reward, Unsco
 from composer_replication.types.messages import Message, ToolCall, ToolResult, ToolSchema
 from composer_replication.types.plain_json import from_json, reward_from_json, to_json
 from composer_replication.types.signals import Finding, Hint, HintedTurn, Pair
-from composer_replication.types.task import Deletion, TaskSpec
+from composer_replication.types.task import Deletion, InstructionStyle, TaskSpec
 from composer_replication.types.trajectory import Group, StopReason, Trajectory, Turn
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Group",
     "Hint",
     "HintedTurn",
+    "InstructionStyle",
     "Message",
     "Outcome",
     "Pair",

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from composer_replication.types.held_out_checks import HeldOutChecks
+
+InstructionStyle: TypeAlias = Literal["terse", "full", "issue", "ambiguous"]
+"""How much an instruction tells: names alone; also signatures, docstrings, tests and pages; the same as a person would write an
+issue; or neither names nor signatures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

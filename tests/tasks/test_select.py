@@ -5,7 +5,8 @@ from __future__ import annotations
 from composer_replication.languages.functions import Function
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox.grading.pytest_run import CoverageByTest
-from composer_replication.tasks.describe import Feature, describe
+from composer_replication.tasks.describe import describe
+from composer_replication.tasks.feature import Feature
 from composer_replication.tasks.features.select import choose_candidates, covering_tests
 from composer_replication.tasks.python_language import PYTHON
 from composer_replication.tasks.report import BuildOptions

@@ -16,7 +16,8 @@ from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.languages.protocol import Language
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Tree
-from composer_replication.tasks.describe import Feature, describe
+from composer_replication.tasks.describe import describe
+from composer_replication.tasks.feature import Feature
 from composer_replication.tasks.features.select import Candidate
 from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.held_out.impossible import make_impossible
