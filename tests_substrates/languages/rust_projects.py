@@ -297,7 +297,7 @@ fn sums_by_name() {
 
 #[test]
 fn shouts() {
-    for (text, marks, want) in [("a b", 2, "A B!!"), ("hello  you", 1, "HELLO YOU!"), ("x", 0, "X"), ("one two", 3, "ONE TWO!!!")] {
+    for (text, marks, want) in [("a b", 2, "A B!!"), ("hi  you", 1, "HI YOU!"), ("x", 0, "X"), ("one two", 3, "ONE TWO!!!")] {
         assert_eq!(text.loud(marks), want);
     }
 }

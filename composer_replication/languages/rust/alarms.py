@@ -44,6 +44,7 @@ def _telling(path: str, source: bytes) -> set[str]:
         match node.type:
             case "scoped_identifier" | "use_declaration" | "scoped_type_identifier":
                 found |= _paths_in(text)
+                found |= {f"{name}!" for name in _MACROS if node.type == "use_declaration" and re.search(rf"\b{name}\b", text)}
             case "macro_invocation":
                 name = text_of(node.child_by_field_name("macro")).rpartition("::")[2]
                 found |= {f"{name}!"} & _WORDS.keys() if name not in _MACROS else set()

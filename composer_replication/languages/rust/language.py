@@ -10,14 +10,14 @@ from typing import cast
 from composer_replication.languages.calls.book import CallBook
 from composer_replication.languages.calls.language import LanguageWithCalls
 from composer_replication.languages.copies import find_copies
-from composer_replication.languages.functions import Function, Skipped
+from composer_replication.languages.functions import Function, Skipped, with_stubs
 from composer_replication.languages.layout import RepositoryLayout
+from composer_replication.languages.programs import program_of
 from composer_replication.languages.rust.alarms import KINDS, telling
-from composer_replication.languages.rust.deletion import without_bodies
 from composer_replication.languages.rust.environment import make_ready
 from composer_replication.languages.rust.held_out import make_call_book, wrong_calls
 from composer_replication.languages.rust.layout import rust_layout
-from composer_replication.languages.rust.runner import RustRunner
+from composer_replication.languages.rust.runner import FOLDER, RustRunner
 from composer_replication.languages.rust.settings import REGISTRY, SETTINGS, TOOLCHAIN
 from composer_replication.languages.rust.syntax import find_functions, outline, root_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
@@ -25,18 +25,16 @@ from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
 from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import HeldOutProgram
 
+_STUB = "unimplemented!()"
+"""The body that stands in a task's tree."""
 _SHELL = """export {settings}
 export PATH={toolchain}/bin:"$PATH" CARGO_HOME=/tmp/.cargo CARGO_TARGET_DIR=/tmp/.cargo-target
 mkdir -p /tmp/.cargo
-for composer_folder in "$PWD/vendor" {registry}; do
-    if [ -d "$composer_folder" ]; then
-        printf '[source.crates-io]\\nreplace-with = "own"\\n' > /tmp/.cargo/config.toml
-        printf '[source.own]\\ndirectory = "%s"\\n' "$composer_folder" >> /tmp/.cargo/config.toml
-        break
-    fi
-done
+{python} -s -B -c {sources} > /tmp/.cargo/config.toml
 [ -e Cargo.lock ] || trap 'rm -f Cargo.lock' EXIT
 """
+_SOURCES = program_of(FOLDER, "settings") + "\nimport sys\nprint(sources_for(crates_for('.', sys.prefix)))\n"
+"""Prints cargo's configuration for the project at hand."""
 
 
 class Rust(LanguageWithCalls):
@@ -59,9 +57,11 @@ class Rust(LanguageWithCalls):
         """Put cargo on the path, with the required crates."""
         del task
         prefix = python.parent.parent
-        toolchain, registry = (shlex.quote(str(prefix / name)) for name in (TOOLCHAIN, REGISTRY))
+        toolchain = shlex.quote(str(prefix / TOOLCHAIN))
         settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in SETTINGS.items())
-        return _SHELL.format(settings=settings, toolchain=toolchain, registry=registry)
+        return _SHELL.format(
+            settings=settings, toolchain=toolchain, python=shlex.quote(str(python)), sources=shlex.quote(_SOURCES)
+        )
 
     def holds(self, paths: Sequence[str]) -> bool:
         """Return whether there is a manifest at the root."""
@@ -90,9 +90,12 @@ class Rust(LanguageWithCalls):
     def without(
         self, files: Mapping[str, bytes], functions: Sequence[Function], mode: str, python_path: Sequence[str]
     ) -> Mapping[str, bytes]:
-        """Delete bodies."""
+        """Delete bodies. Imports that nothing uses then are warnings."""
         del mode, python_path
-        return without_bodies(files, functions)
+        by_path: dict[str, list[Function]] = {}
+        for function in functions:
+            by_path.setdefault(function.path, []).append(function)
+        return {path: with_stubs(files[path], found, _STUB) for path, found in by_path.items()}
 
     def broken_without(self, errors: Sequence[str]) -> str:
         """Return that the code does not compile, where a crate could not be built."""

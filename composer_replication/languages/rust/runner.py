@@ -6,38 +6,26 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from composer_replication.languages.programs import program_of
+from composer_replication.languages.runner import LanguageRunner
 from composer_replication.languages.rust.inline_tests import has_tests
 from composer_replication.languages.rust.instrument import InstrumentedCrates, modules_inside, noted, reported, with_own_tests
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, CoverageByTest, TestRun
 from composer_replication.sandbox.protocol import ExecResult, Tree
-
-_MEMORY_MB, _PROCESSES, _DISK_MB = 4096, 256, 2048
-"""What compiling and linking take, at least; threads count as processes."""
 
 FOLDER = Path(__file__).parent
 """Where the texts of programs are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RustRunner(CodeRunner):
+class RustRunner(LanguageRunner):
     """Runs the tests of a Rust project. An id is `FILE::module::name`, with the modules of that file."""
 
     language: ClassVar[str] = "rust"
-
-    def __post_init__(self) -> None:
-        most = self.limits.at_least(memory_mb=_MEMORY_MB, processes=_PROCESSES, disk_mb=_DISK_MB)
-        object.__setattr__(self, "limits", most)
-
-    def run(self, tree: Tree, test_ids: Sequence[str], extra_args: Sequence[str] = (), *, watched: Sequence[str] = ()) -> TestRun:
-        """Run the tests named by `test_ids` (all when empty): those of the tree's base, whatever its changes make of them.
-
-        `watched` has no meaning here: there are no audit events.
-        """
-        del watched
-        return CodeRunner.run(self, tree, test_ids, extra_args)
+    least = MappingProxyType({"memory_mb": 4096, "processes": 256, "disk_mb": 2048})
 
     def run_with_coverage(self, tree: Tree, extra_args: Sequence[str] = ()) -> tuple[TestRun, CoverageByTest]:
         """Run all tests of an instrumented copy, each in a process of its own, and note which blocks each runs."""
@@ -76,8 +64,3 @@ class RustRunner(CodeRunner):
         program = program_of(FOLDER, "settings", "toolchain", "driver")
         result, answer = self.ask(made.tree, program, request, {}, judged=bool(test_ids))
         return result, answer if isinstance(answer, dict) else None
-
-    def why_nothing_ran(self, tree: Tree, extra_args: Sequence[str]) -> list[str]:
-        """Return nothing: why crates do not compile is among the run's errors."""
-        del tree, extra_args
-        return []

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.languages.rust.settings import SETTINGS, TOOLCHAIN, sources_for
+    from composer_replication.languages.rust.settings import LOOSE, SETTINGS, TOOLCHAIN, crates_for, sources_for
 
 MOST_ROUNDS = 6
 """Times that a crate is built again without generated text that the compiler refuses."""
@@ -39,7 +39,10 @@ def environment() -> dict[str, str]:
     home = os.path.join(WORK, "home")
     os.makedirs(home)
     with open(os.path.join(home, "config.toml"), "w", encoding="utf-8") as file:
-        file.write(sources_for(".", sys.prefix))
+        folder = crates_for(".", sys.prefix)
+        file.write(sources_for(folder))
+    if os.path.exists(os.path.join(folder, LOOSE)) and os.path.exists("Cargo.lock"):
+        os.unlink("Cargo.lock")
     own = {"HOME": WORK, "TMPDIR": WORK, "CARGO_HOME": home, "CARGO_TARGET_DIR": os.path.join(WORK, "target")}
     if CARGO is not None:
         own["PATH"] = os.path.dirname(CARGO) + os.pathsep + os.environ.get("PATH", "/usr/bin:/bin")
