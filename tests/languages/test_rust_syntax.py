@@ -208,6 +208,9 @@ def test_requirements_are_read() -> None:
     assert found.keys() == {"serde", "rand"}
     assert (found["serde"].features, found["serde"].is_needed) == ({"derive", "rc"}, False)
     assert (found["rand"].is_for_tests, found["rand"].is_needed) == (True, False)
+    switched = {"dependencies": {"a": {"version": "1", "optional": True}}, "features": {"default": ["b"], "b": ["dep:a"]}}
+    assert [one.is_needed for one in required_crates(switched, {}, by_default=True)] == [True]
+    assert [one.is_needed for one in required_crates(switched, {})] == [False]
     needed = next(required_crates({"dependencies": {"own": {"workspace": True}}}, {"own": {"version": "2", "package": "real"}}))
     assert (needed.name, needed.version, needed.is_needed) == ("real", "2", True)
 

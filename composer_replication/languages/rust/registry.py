@@ -45,7 +45,7 @@ def fill_registry(prefix: Path, tree: Path) -> tuple[str, ...]:
     paths = sorted(path.relative_to(tree).as_posix() for path in tree.rglob("Cargo.toml"))
     manifests = packages_of(paths, lambda path: (tree / path).read_bytes())
     shared = _shared(tree)
-    wanted = [one for manifest in manifests.values() for one in required_crates(manifest, shared)]
+    wanted = [one for manifest in manifests.values() for one in required_crates(manifest, shared, by_default=True)]
     place = prefix / REGISTRY / registry_for(str(tree))
     if not wanted or (tree / "vendor").is_dir():
         return ()

@@ -23,12 +23,16 @@ class RequiredCrate:
     is_for_tests: bool
 
 
-def required_crates(manifest: Mapping[str, Any], workspace: Mapping[str, Any]) -> Iterator[RequiredCrate]:
+def required_crates(
+    manifest: Mapping[str, Any], workspace: Mapping[str, Any], *, by_default: bool = False
+) -> Iterator[RequiredCrate]:
     """Yield the crates of an index that a manifest requires; not those at a path.
 
     Args:
         workspace: the dependencies of the workspace, which members refer to.
+        by_default: the code is built with its default features, and needs the optional crates that these switch on.
     """
+    switched_on = _on_by_default(manifest) if by_default else frozenset()
     for number, table in enumerate(dependency_tables(manifest)):
         for key, said in table.items():
             one = {"version": said} if isinstance(said, str) else dict(said) if isinstance(said, dict) else {}
@@ -42,9 +46,24 @@ def required_crates(manifest: Mapping[str, Any], workspace: Mapping[str, Any]) -
                 name=str(one.get("package", key)),
                 version=str(one.get("version", "*")),
                 features=frozenset([*map(str, one.get("features", ())), *_switched(manifest, key)]),
-                is_needed=general and not tests and not one.get("optional", False),
+                is_needed=general and not tests and (not one.get("optional", False) or key in switched_on),
                 is_for_tests=tests,
             )
+
+
+def _on_by_default(manifest: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names in a manifest of the crates that its default features switch on."""
+    table = manifest.get("features")
+    table = table if isinstance(table, dict) else {}
+    found, waiting = set[str](), ["default"]
+    while waiting:
+        name = waiting.pop()
+        for one in map(str, table.get(name, ())):
+            crate = one.partition("/")[0].removeprefix("dep:")
+            if crate not in found and not crate.endswith("?"):
+                found.add(crate)
+                waiting.append(crate)
+    return frozenset(found)
 
 
 def _switched(manifest: Mapping[str, Any], key: str) -> Iterator[str]:
