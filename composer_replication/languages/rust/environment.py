@@ -15,6 +15,8 @@ from composer_replication.types.errors import SourceError
 _TIME_S = 60
 _SYSTEM = ("/usr", "/usr/local")
 """Where a compiler is one that sandboxes show."""
+_PLACES = ("/usr/local/bin", "/usr/bin")
+"""Where sandboxes find programs of the machine."""
 _INSTALL = "install rustc and cargo (apt-get install rustc cargo, or https://rustup.rs), then build again"
 
 
@@ -27,13 +29,17 @@ def make_ready(python: Path, tree: Path, *, fetch: bool) -> tuple[str, ...]:
         fetch: bring them; nothing is done otherwise.
 
     Raises:
-        SourceError: there is no compiler on this machine, or a crate that the code needs cannot be had.
+        SourceError: there is no compiler or no linker on this machine, or a crate that the code needs cannot be had.
     """
-    if not fetch:
-        return ()
     prefix = python.absolute().parent.parent
-    _bring_compiler(prefix / TOOLCHAIN)
-    return fill_registry(prefix, tree)
+    if fetch:
+        _bring_compiler(prefix / TOOLCHAIN)
+    if not any(os.access(Path(place) / "cargo", os.X_OK) for place in (prefix / TOOLCHAIN / "bin", *_PLACES)):
+        fix = "let the environment be made: composer tasks build SOURCE --install"
+        raise SourceError("sandboxes find no cargo: it is neither in the environment nor in /usr", fix=fix)
+    if not any(os.access(Path(place) / "cc", os.X_OK) for place in _PLACES):
+        raise SourceError("there is no linker (cc) in /usr/bin", fix="install a compiler of C: apt-get install gcc libc6-dev")
+    return fill_registry(prefix, tree) if fetch else ()
 
 
 def _bring_compiler(place: Path) -> None:

@@ -40,7 +40,8 @@ def make_call_book(runner: RustRunner, tree: Tree, sources: Sequence[str], tests
     run, lines = runner.run_observed(tree, {"made": made, "mark": mark, "calls": True}, tests)
     calls, bases = with_variations(_recorded(lines or (), made.project, sources), seed)
     if not calls:
-        why = next(iter(run.collect_errors), f"the tests ended: {run.ending}")
+        often = "they are too many, or what they are given cannot be written down" if lines else f"the tests ended: {run.ending}"
+        why = next(iter(run.collect_errors), often)
         return CallBook(calls={}, notes=(f"no call of the tests could be recorded: {why}",))
     first, _, said = ask(runner, tree, calls, judged=False, blocks=True)
     again, _, _ = ask(runner, tree, calls, judged=False)

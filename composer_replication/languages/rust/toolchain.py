@@ -77,7 +77,8 @@ def targets_of(packages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str
         for target in package["targets"]:
             kind = target["kind"][0]
             kind = kind if kind in ("bin", "test", "example", "bench", "custom-build") else "lib"
-            if kind not in ("lib", "bin", "test") or not target.get("test", True):
+            lacking = set(target.get("required-features") or ()) - set(package["features"].get("default") or ())
+            if kind not in ("lib", "bin", "test") or not target.get("test", True) or lacking:
                 continue
             chosen = ["--lib"] if kind == "lib" else [f"--{kind}", target["name"]]
             root = os.path.relpath(target["src_path"], os.getcwd())
