@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from composer_replication.languages.rust.toolchain import WORK, built, project, run, targets_of
     from composer_replication.languages.tell import tell
 
-MOST_ENDED = 10
-"""Calls that may end the process before the others count as unanswered."""
-
 
 def answers_of(crate: dict[str, Any], mark: str) -> tuple[list[Any], str]:
     """Return the answers to one crate's calls, None for one without, and what the compiler said where there are none."""
@@ -35,7 +32,7 @@ def answers_of(crate: dict[str, Any], mark: str) -> tuple[list[Any], str]:
     with open(path, "w", encoding="utf-8") as file:
         file.write("\n".join(crate["calls"]) + "\n")
     first = ended = 0
-    while first < len(answers) and ended < MOST_ENDED:
+    while first < len(answers) and ended < asked["most_ended"]:
         begun = -1
         variables = {"COMPOSER_ASKED": path, "COMPOSER_FROM": str(first)}
         for state, number, _, line in run(program, folder, mark, "--exact", crate["test"], **variables):

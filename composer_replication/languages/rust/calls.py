@@ -37,6 +37,8 @@ from composer_replication.sandbox.protocol import Ending, Tree
 
 _JUDGED_MS, _GOLD_MS = 2000, 400
 """Limits of one call: less for the gold code, so that a slower machine does not turn right into wrong."""
+_JUDGED_ENDED, _GOLD_ENDED = 10, 200
+"""Calls that may end the process before the others count as unanswered: made-up values bring code down that is `unsafe`."""
 _REPEATS = 12
 """Times that the gold code makes each call: an order of a map is another each time."""
 _Place: TypeAlias = "tuple[str, tuple[str, ...]]"
@@ -115,8 +117,9 @@ def ask(
     ]
     files = _files(project, list(ways.values()), mark, judged=judged, blocks=blocks)
     program = program_of(FOLDER, "settings", "toolchain", "ask_driver")
+    most = _JUDGED_ENDED if judged else _GOLD_ENDED
     whole = replace(project.tree, changes={**project.tree.changes, **files})
-    result, found = runner.ask(whole, program, {"crates": crates, "mark": mark}, {}, judged=judged)
+    result, found = runner.ask(whole, program, {"crates": crates, "mark": mark, "most_ended": most}, {}, judged=judged)
     answers: list[Answer | None] = [None] * len(calls)
     if not isinstance(found, list) or len(found) != len(crates):
         return answers, result.ending, ""
@@ -157,7 +160,7 @@ def _files(project: Project, ways: Sequence[_Way], mark: str, *, judged: bool, b
                 files[path] = _with_ends(files[path], texts)
     asker = template("asker").replace("MILLISECONDS", str(_JUDGED_MS if judged else _GOLD_MS)).replace("NAME", support)
     asker = asker.replace("DETAILS", "false" if judged else "true").replace("REPEATS", "1" if judged else str(_REPEATS))
-    more = dict.fromkeys(("json", "values", "standard", "collections"), "")
+    more = dict.fromkeys(("json", "values", "standard", "collections", "whole"), "")
     more["asker"] = asker.replace("MARK", mark)
     return {**files, **with_support(project, files, mark, len(lines) + 1, more)}
 

@@ -125,7 +125,7 @@ def recording(tree: Tree, mark: str) -> InstrumentedCrates:
     files = {path: with_records(path, project.read(path), mark) for path in project.sources}
     whole = {**project.files, **files}
     files |= {path: reporting(path, source, support_name(mark)) for path, source in whole.items() if has_tests(source)}
-    more = {"json": "", "values": "", "standard": "", "collections": "", "recorder": ""}
+    more = {"json": "", "values": "", "standard": "", "collections": "", "whole": "", "recorder": ""}
     return InstrumentedCrates(project=project, files={**files, **with_support(project, files, mark, 1, more)})
 
 

@@ -89,14 +89,16 @@ def _implementations(item: Item, support: str) -> str:
     allowed = "#[allow(warnings)] "
     head = f"{cfg} {allowed}impl{generics.declared} {here}::values::%s for {name}{generics.used} {generics.where}"
     shown = f"{head % 'Show'} {{ fn show(&self, out: &mut {here}::values::Out) {{ {show} }} }}"
-    told = f"{head % 'Read'} {{ fn read(from: &{here}::json::Json) -> Option<Self> {{ {read} }} }}"
-    return shown if "?Sized" in generics.declared + generics.where else f"{shown} {told}"
+    whole = f"if let Some(whole) = {here}::whole::Whole::made(from) {{ return Some(whole); }}"
+    told = f"{head % 'Read'} {{ fn read(from: &{here}::json::Json) -> Option<Self> {{ {whole} {read} }} }}"
+    return "" if "?Sized" in generics.declared + generics.where else f"{shown} {told}"
 
 
 def _struct(item: Item, name: str) -> tuple[str, str]:
     fields = _fields_of(item.node.child_by_field_name("body"))
     shown = " ".join(f'{cfg} out.field("{field.removeprefix("r#")}", &self.{field});' for field, cfg in fields)
-    return f'out.begin("{name}"); {shown} out.end();', f"Some({_made(name, item.node.child_by_field_name('body'))})"
+    read = f"Some({_made(name, item.node.child_by_field_name('body'))})"
+    return f'let before = out.open("{name}"); {shown} out.close(self, before);', read
 
 
 def _made(name: str, body: Node | None) -> str:
@@ -135,7 +137,7 @@ def _enum(item: Item, name: str) -> tuple[str, str] | None:
     if not shown:
         return None
     return (
-        f'out.begin("{name}"); match self {{ {" ".join(shown)} }} out.end();',
+        f'let before = out.open("{name}"); match self {{ {" ".join(shown)} }} out.close(self, before);',
         f"match from.variant()? {{ {' '.join(read)} _ => None }}",
     )
 

@@ -10,6 +10,10 @@ use super::values::{Out, Show};
 
 const MOST_CALLS: usize = 150;
 const LONGEST: usize = 20_000;
+std::thread_local! {
+    /// A value is being written: what this calls is no call of a test.
+    static BUSY: std::cell::Cell<bool> = std::cell::Cell::new(false);
+}
 static COUNTS: Mutex<Option<HashMap<String, usize>>> = Mutex::new(None);
 
 /// A call that is being written down.
@@ -24,6 +28,9 @@ pub struct Call {
 /// Begins to write down a call; nothing where the function has enough of them.
 pub fn call(key: &'static str) -> Option<Call> {
     std::env::var_os("COMPOSER_CALLS")?;
+    if BUSY.with(|busy| busy.get()) {
+        return None;
+    }
     let mut counts = COUNTS.lock().ok()?;
     let count = counts.get_or_insert_with(HashMap::new).entry(key.to_string()).or_insert(0);
     *count += 1;
@@ -48,7 +55,9 @@ impl Call {
 
     pub fn given<T: ?Sized>(mut self, value: &T) -> Call {
         let mut out = Out::new(false);
+        BUSY.with(|busy| busy.set(true));
         value.show(&mut out);
+        BUSY.with(|busy| busy.set(false));
         self.whole = self.whole && out.whole;
         self.kinds.push(std::any::type_name::<T>().to_string());
         self.given.push(out.text);

@@ -104,6 +104,28 @@ impl Out {
         let _ = write!(self.text, "{{\"k\":\"struct\",\"t\":\"{}\",\"e\":[", name);
     }
 
+    /// Begins a struct whose fields may not all be such that they can be written.
+    pub fn open(&mut self, name: &str) -> (usize, bool) {
+        let before = (self.text.len(), self.whole);
+        self.whole = true;
+        self.begin(name);
+        before
+    }
+
+    /// Ends it: where a field cannot be written, the text or the list that the whole can be made of stands for it.
+    pub fn close<T: super::whole::Whole>(&mut self, value: &T, before: (usize, bool)) {
+        self.end();
+        if !self.whole {
+            let mut other = Out::new(self.looks);
+            if value.written(&mut other) && other.whole {
+                self.text.truncate(before.0);
+                self.text.push_str(&other.text);
+                self.whole = true;
+            }
+        }
+        self.whole = self.whole && before.1;
+    }
+
     pub fn variant(&mut self, name: &str) {
         let _ = write!(self.text, "[\"is\",{{\"k\":\"name\",\"v\":\"{}\"}}]", name);
     }
