@@ -294,58 +294,6 @@ impl Read for () {
     }
 }
 
-impl<T> Show for Option<T> {
-    fn show(&self, out: &mut Out) {
-        match self {
-            None => out.nothing(),
-            Some(inner) => {
-                out.put("{\"k\":\"pointer\",\"e\":");
-                out.one(inner);
-                out.put("}");
-            }
-        }
-    }
-}
-
-impl<T> Read for Option<T> {
-    fn read(from: &Json) -> Option<Self> {
-        match from.text("k")? {
-            "nil" => Some(None),
-            "pointer" => Some(Some(T::read(from.get("e")?)?)),
-            _ => None,
-        }
-    }
-}
-
-impl<T, E> Show for Result<T, E> {
-    fn show(&self, out: &mut Out) {
-        out.begin("Result");
-        match self {
-            Ok(inner) => {
-                out.variant("Ok");
-                out.field("0", inner);
-            }
-            Err(inner) => {
-                out.variant("Err");
-                if !out.looks {
-                    out.field("0", inner);
-                }
-            }
-        }
-        out.end();
-    }
-}
-
-impl<T, E> Read for Result<T, E> {
-    fn read(from: &Json) -> Option<Self> {
-        match from.variant()? {
-            "Ok" => Some(Ok(from.field("0")?)),
-            "Err" => Some(Err(from.field("0")?)),
-            _ => None,
-        }
-    }
-}
-
 macro_rules! through {
     ($($kind:ty: $new:expr),*) => {$(
         impl<T: ?Sized> Show for $kind {
