@@ -85,6 +85,7 @@ def _check(spec: TaskSpec) -> None:
     _demand(all(isinstance(text, str) for text in texts), "a text is not a string")
     _demand(is_task_id(spec.task_id), f"its id {spec.task_id[:80]!r} is not a name for a folder")
     _demand(isinstance(spec.impossible, bool), "impossible is not true or false")
+    _demand(isinstance(spec.tests_in_sources, bool), "tests_in_sources is not true or false")
     _demand(_strings((*ids, *spec.editable, *spec.python_path)), "a list of strings holds something else")
     _demand(_is_number(spec.test_timeout_s) and spec.test_timeout_s > 0, "its time limit is no number of seconds")
     files = {test_id.partition("::")[0] for test_id in ids}

@@ -10,6 +10,7 @@ from contract import check
 from composer_replication.languages.go.language import GO
 from composer_replication.languages.javascript.language import JAVASCRIPT
 from composer_replication.languages.registry import language_of
+from composer_replication.languages.rust.language import RUST
 from composer_replication.sandbox.grading.languages import language_named
 from composer_replication.tasks.python_language import PYTHON
 from composer_replication.types.errors import SourceError, TaskError
@@ -26,6 +27,14 @@ PROJECTS = {
         "\ttext = strings.TrimSpace(text)\n\treturn strings.ToUpper(text)\n}\n",
         "words_test.go": 'package words\n\nimport "testing"\n\nfunc TestLoud(t *testing.T) {\n\tif loud(" a ") != "A" {\n'
         "\t\tt.Fail()\n\t}\n}\n",
+    },
+    "rust": {
+        "Cargo.toml": '[package]\nname = "words"\nversion = "0.1.0"\nedition = "2021"\n',
+        "src/lib.rs": "pub mod words;\n",
+        "src/words.rs": "/// Make it loud.\npub fn loud(text: &str) -> String {\n"
+        "    let bare = text.trim();\n    bare.to_uppercase()\n}\n"
+        "#[cfg(test)]\nmod tests {\n    #[test]\n    fn is_loud() {\n"
+        '        assert_eq!(super::loud(" a "), "A");\n    }\n}\n',
     },
     "javascript": {
         "package.json": '{"name": "words", "scripts": {"test": "node --test"}}',
@@ -44,7 +53,7 @@ def write(root: Path, name: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize("language", [PYTHON, GO, JAVASCRIPT], ids=lambda language: language.name)
+@pytest.mark.parametrize("language", [PYTHON, GO, JAVASCRIPT, RUST], ids=lambda language: language.name)
 def test_a_language_keeps_the_contract(language: object, tmp_path: Path) -> None:
     name = language.name
     check(language, write(tmp_path, name), function="loud", comment="Make it loud.")
@@ -55,15 +64,16 @@ def test_a_project_finds_its_language() -> None:
     assert language_of(["pack/__init__.py", "sub/go.mod"]) is PYTHON
     assert language_of(["package.json", "tools/gen.py", "src/a.ts"]) is JAVASCRIPT
     assert language_of(["package.json", "pack/words.py"]) is PYTHON
+    assert language_of(["Cargo.toml", "tools/gen.py", "src/lib.rs"]) is RUST
     with pytest.raises(SourceError, match="no code of a language") as error:
         language_of(["Main.java"])
-    assert "go, javascript, python" in error.value.fix
+    assert "go, javascript, rust, python" in error.value.fix
 
 
 def test_an_unknown_language_is_named_with_those_there_are() -> None:
     with pytest.raises(TaskError, match="no language 'cobol'") as error:
         language_named("cobol")
-    assert "go, javascript, python" in error.value.fix
+    assert "go, javascript, rust, python" in error.value.fix
 
 
 def test_go_layout_leaves_aside_what_is_no_package(tmp_path: Path) -> None:

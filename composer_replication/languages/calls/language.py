@@ -22,6 +22,7 @@ class LanguageWithCalls(ABC):
 
     modes = ("stub",)
     extras = ()
+    tests_in_sources = False
     kinds: Mapping[str, str] = {}
     """Name of what is worth a look in its code -> what the code does with it (`languages.tripwire`)."""
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 Value: TypeAlias = dict[str, Any]
-"""`k` is the kind (`bool`, `int`, `uint`, `float`, `string`, `list`, `map`, `struct`, `pointer`, `interface`, `nil`, or one that
-cannot be looked at), `t` the type as the language writes it, `v` the text of a plain value, `e` what is inside."""
+"""`k` is the kind (`bool`, `int`, `uint`, `float`, `string`, `name` of a variant, `list`, `map`, `struct`, `pointer`,
+`interface`, `nil`, or one that cannot be looked at), `t` the type as the language writes it, `v` the text of a plain value, `e`
+what is inside."""
 
 _CLOSE, _NEAR_ZERO = 1e-9, 1e-12
 

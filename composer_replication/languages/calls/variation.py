@@ -9,7 +9,11 @@ from collections.abc import Iterator, Sequence
 
 from composer_replication.languages.calls.values import Value, nodes_of
 
-_BITS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63, "int": 63, "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64}
+_BITS = {
+    **{"int8": 7, "int16": 15, "int32": 31, "int64": 63, "int": 63, "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64},
+    **{"i8": 7, "i16": 15, "i32": 31, "i64": 63, "isize": 63, "i128": 127},
+    **{"u8": 8, "u16": 16, "u32": 32, "u64": 64, "usize": 64, "u128": 128},
+}
 _MOST_ITEMS = 40
 
 

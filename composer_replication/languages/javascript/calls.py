@@ -13,11 +13,12 @@ from composer_replication.languages.calls.call import Answer, FunctionCall
 from composer_replication.languages.calls.values import nodes_of
 from composer_replication.languages.javascript.instrument import exposure
 from composer_replication.languages.javascript.layout import TEST_FOLDERS, is_source, is_test
-from composer_replication.languages.javascript.runner import JavaScriptRunner, content_of, files_of
+from composer_replication.languages.javascript.runner import JavaScriptRunner
 from composer_replication.languages.javascript.settings import manifest_of, node_flags
 from composer_replication.languages.javascript.support import FOLDER, support_files
 from composer_replication.languages.javascript.syntax import is_read_within
 from composer_replication.languages.programs import program_of
+from composer_replication.languages.sources import content_of, files_of
 from composer_replication.sandbox.protocol import Ending, Tree
 
 _JUDGED_S, _GOLD_S = 15.0, 5.0

@@ -9,16 +9,16 @@ from typing import cast
 
 from composer_replication.languages.calls.book import CallBook
 from composer_replication.languages.calls.language import LanguageWithCalls
+from composer_replication.languages.copies import find_copies
 from composer_replication.languages.functions import Function, Skipped, with_stubs
 from composer_replication.languages.javascript.alarms import KINDS, telling
-from composer_replication.languages.javascript.copies import find_copies
 from composer_replication.languages.javascript.environment import install_packages
 from composer_replication.languages.javascript.held_out import make_call_book, wrong_calls
 from composer_replication.languages.javascript.layout import built_folders, is_source, javascript_layout
 from composer_replication.languages.javascript.runner import JavaScriptRunner
 from composer_replication.languages.javascript.settings import MODULES
 from composer_replication.languages.javascript.support import FOLDER
-from composer_replication.languages.javascript.syntax import find_functions, outline, root_of
+from composer_replication.languages.javascript.syntax import ENDINGS, find_functions, outline, root_of
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.languages.programs import program_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
@@ -119,7 +119,9 @@ class JavaScript(LanguageWithCalls):
 
     def find_copies(self, sandbox: Sandbox, python: Path, sources: Mapping[str, bytes], keys: Sequence[str]) -> Mapping[str, str]:
         """Search the packages that a sandbox can read."""
-        return find_copies(sandbox, python, sources, keys)
+        packages = [str(Path(bind) / MODULES) for bind in sandbox.installation(python).binds]
+        roots = (*packages, "/usr/share", "/usr/lib/node_modules", "/usr/local")
+        return find_copies(sandbox, sources, keys, find_functions, roots=roots, endings=ENDINGS, same_name=False)
 
     def make_book(self, runner: CodeRunner, tree: Path, layout: RepositoryLayout, passing: Set[str], seed: int) -> CallBook:
         """Record the calls that the tests make, and vary them."""

@@ -6,40 +6,29 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from composer_replication.languages.javascript.instrument import instrumented
 from composer_replication.languages.javascript.layout import framework_in, is_source, is_test
 from composer_replication.languages.javascript.support import FOLDER, support_files
 from composer_replication.languages.programs import program_of
-from composer_replication.sandbox.beneath import OpenFolder
+from composer_replication.languages.runner import LanguageRunner
+from composer_replication.languages.sources import content_of, files_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, CoverageByTest, TestRun
 from composer_replication.sandbox.grading.test_files import below
 from composer_replication.sandbox.protocol import ExecResult, Tree
-from composer_replication.types.errors import SandboxError
 
-_MEMORY_MB, _PROCESSES, _DISK_MB = 3072, 256, 1024
-"""What node and its workers take, at least; threads count as processes."""
 _FILE_SHARE = 0.25
 """Of the time for all tests, what the tests of one file may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JavaScriptRunner(CodeRunner):
+class JavaScriptRunner(LanguageRunner):
     """Runs the tests of a project. An id is `FILE::suite > test`, with a number where tests of a file have the same name."""
 
     language: ClassVar[str] = "javascript"
-
-    def __post_init__(self) -> None:
-        most = self.limits.at_least(memory_mb=_MEMORY_MB, processes=_PROCESSES, disk_mb=_DISK_MB)
-        object.__setattr__(self, "limits", most)
-
-    def run(self, tree: Tree, test_ids: Sequence[str], extra_args: Sequence[str] = (), *, watched: Sequence[str] = ()) -> TestRun:
-        """Run the tests named by `test_ids` (all when empty). `watched` has no meaning here: there are no audit events."""
-        del watched
-        return CodeRunner.run(self, tree, test_ids, extra_args)
+    least = MappingProxyType({"memory_mb": 3072, "processes": 256, "disk_mb": 1024})
 
     def run_with_coverage(self, tree: Tree, extra_args: Sequence[str] = ()) -> tuple[TestRun, CoverageByTest]:
         """Run all tests of an instrumented copy. What runs before any test of a file counts for all of them."""
@@ -80,11 +69,6 @@ class JavaScriptRunner(CodeRunner):
         result, answer = self.ask(tree, program, request, {}, judged=bool(test_ids))
         return result, answer if isinstance(answer, dict) else None
 
-    def why_nothing_ran(self, tree: Tree, extra_args: Sequence[str]) -> list[str]:
-        """Return nothing: why files cannot be loaded is among the run's errors."""
-        del tree, extra_args
-        return []
-
 
 def _ids_of(test_ids: Iterable[str]) -> dict[tuple[str, str], set[str]]:
     """Return ids by file and the words of a test's name, and all of a file by no words."""
@@ -95,31 +79,3 @@ def _ids_of(test_ids: Iterable[str]) -> dict[tuple[str, str], set[str]]:
         for key in ((file, ""), (file, words)):
             found.setdefault(key, set()).add(test_id)
     return found
-
-
-def files_of(tree: Tree) -> list[str]:
-    """Return the paths of a tree's files, in order. Raises SandboxError when the base cannot be listed."""
-    try:
-        made = tree.base.stat()
-        base = _listed(tree.base, made.st_ino, made.st_mtime_ns)
-    except OSError as error:
-        raise SandboxError(f"{tree.base} cannot be listed: {error}", fix="make it readable") from error
-    gone = [path for path, content in tree.changes.items() if content is None]
-    return sorted(path for path in {*base, *tree.changes} if not below(path, gone))
-
-
-@lru_cache(maxsize=64)
-def _listed(base: Path, _number: int, _written_ns: int) -> tuple[str, ...]:
-    """Return the files of a folder, which is never written to."""
-    with OpenFolder(base) as folder:
-        return tuple(folder.listing(skip=frozenset({".git", "node_modules"})).entries)
-
-
-def content_of(tree: Tree, path: str) -> bytes:
-    """Return a file of a tree; nothing where it has none. Raises SandboxError when it cannot be read."""
-    if path in tree.changes:
-        return tree.changes[path] or b""
-    try:
-        return (tree.base / path).read_bytes() if (tree.base / path).is_file() else b""
-    except OSError as error:
-        raise SandboxError(f"{tree.base / path} cannot be read: {error}", fix="make it readable") from error

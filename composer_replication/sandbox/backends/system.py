@@ -14,7 +14,7 @@ from functools import cache
 
 _FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """Folders of programs and libraries at the top: symbolic links into /usr, or separate folders, which are shown whole."""
-_LIBRARIES = ("*-linux-*", "*.so", "*.so.*", "cpp", "file", "gcc", "git-core", "locale", "perl*", "terminfo")
+_LIBRARIES = ("*-linux-*", "*.so", "*.so.*", "cpp", "file", "gcc", "git-core", "locale", "perl*", "rustlib", "terminfo")
 _USR = {
     "bin": ("*",),
     "sbin": ("*",),

@@ -141,6 +141,8 @@ def grade(
         raise TaskError(f"task {task.task_id} names no test", fix="build the task again")
     installed = sandbox.installation(python)
     language = graded_language(task)
+    if task.tests_in_sources and not language.tests_in_sources:
+        raise TaskError(f"task {task.task_id} lets agents edit its tests", fix="build the task again")
     language.refuse_environment(task, python, installed)
     _refuse_visible_task(pristine, installed)
     try:

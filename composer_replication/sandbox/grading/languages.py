@@ -23,6 +23,7 @@ GROUP = "composer_replication.languages"
 _OWN = {
     "go": "composer_replication.languages.go.language:GO",
     "javascript": "composer_replication.languages.javascript.language:JAVASCRIPT",
+    "rust": "composer_replication.languages.rust.language:RUST",
 }
 _PYTHON = PythonGrading()
 
@@ -32,6 +33,11 @@ class GradedLanguage(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def tests_in_sources(self) -> bool:
+        """Whether tests may lie in files that agents edit: its runner takes the tests of a tree's base, whatever changes say."""
+        ...
 
     def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:
         """Return what runs the project's tests, each run in a fresh sandbox.

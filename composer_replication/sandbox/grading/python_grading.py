@@ -19,6 +19,7 @@ class PythonGrading:
     """See `sandbox.grading.languages.GradedLanguage`."""
 
     name = "python"
+    tests_in_sources = False
 
     def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:
         """Return what runs pytest."""

@@ -20,6 +20,7 @@ _NEVER = (
     *("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py", "*.pth"),
     *("*_test.go", "zz_composer_*", "go.mod", "go.sum", "go.work", "*.s"),
     *("package.json", ".*rc.js", ".*rc.[cm]js", ".*rc.ts", "*.config.[jt]s", "*.config.[cm][jt]s"),
+    *("Cargo.toml", "Cargo.lock", "build.rs", "rust-toolchain", "rust-toolchain.toml"),
     *(f"*.{kind}.{ending}" for kind in ("test", "spec") for ending in ("[jt]s", "[jt]sx", "[cm][jt]s")),
 )
 _NEVER_MODULES = ("sitecustomize.py", "usercustomize.py")
@@ -51,7 +52,8 @@ def is_editable(task: TaskSpec, path: str) -> bool:
     """Return whether the allow list names `path` (POSIX, relative): `*` and `?` stay within a folder, `**` crosses folders."""
     if not _is_plain(path) or _decides(path):
         return False
-    if any(test_id.partition("::")[0] == path for test_id in (*task.fail_to_pass, *task.pass_to_pass)):
+    tests = () if task.tests_in_sources else (*task.fail_to_pass, *task.pass_to_pass)
+    if any(test_id.partition("::")[0] == path for test_id in tests):
         return False
     return any(_regex(pattern).fullmatch(path) for pattern in task.editable)
 
@@ -63,8 +65,8 @@ def editable_patterns(task: TaskSpec) -> list[str]:
 
 def _decides(path: str) -> bool:
     """Return whether a file of that name changes what a test means or when code runs."""
-    name = path.rpartition("/")[2]
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_NEVER, *_NEVER_MODULES))
+    *folders, name = path.split("/")
+    return ".cargo" in folders or any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_NEVER, *_NEVER_MODULES))
 
 
 def _is_plain(path: str) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from composer_replication.languages.layout import RepositoryLayout
+from composer_replication.sandbox.grading.languages import language_named
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, CoverageByTest, TestRun
 from composer_replication.sandbox.protocol import Ending, Limits, Tree
 from composer_replication.types import Outcome
@@ -66,7 +67,8 @@ def measure_baseline(runner: CodeRunner, tree: Path, *, layout: RepositoryLayout
         raise _nothing_ran(runner, whole, layout)
     second = dataclasses.replace(runner, fresh=True).run(whole, (), layout.tests)
     _check_ending(second, runner.limits)
-    ids = {test_id for test_id in (*first.outcomes, *second.outcomes) if _is_usable(test_id, layout)}
+    editable = () if language_named(runner.language).tests_in_sources else layout.sources
+    ids = {test_id for test_id in (*first.outcomes, *second.outcomes) if _is_usable(test_id, editable)}
     unsteady = {test_id.partition("[")[0] for test_id in first.outcomes.keys() ^ second.outcomes.keys()}
     passed = [{i for i in ids if run.outcomes.get(i) is Outcome.PASSED} for run in (first, second)]
     passing = frozenset(i for i in passed[0] & passed[1] if i.partition("[")[0] not in unsteady)
@@ -82,10 +84,10 @@ def measure_baseline(runner: CodeRunner, tree: Path, *, layout: RepositoryLayout
     return baseline
 
 
-def _is_usable(test_id: str, layout: RepositoryLayout) -> bool:
-    """Return False for doctests of the sources themselves, whose file the agent may edit, and for ids that cannot be written
-    down."""
-    return test_id.partition("::")[0] not in layout.sources and "\0" not in test_id and test_id.isprintable()
+def _is_usable(test_id: str, editable: Container[str]) -> bool:
+    """Return False for ids that cannot be written down, and for tests in files that the agent may edit and that grading would
+    take from it, such as doctests."""
+    return test_id.partition("::")[0] not in editable and "\0" not in test_id and test_id.isprintable()
 
 
 def _check_ending(run: TestRun, limits: Limits) -> None:

@@ -260,6 +260,7 @@ class Validator:
             editable=self.layout.editable,
             python_path=self.layout.python_path,
             language=self.language.name,
+            tests_in_sources=self.language.tests_in_sources,
             test_timeout_s=self.options.task_timeout_s,
         )
 

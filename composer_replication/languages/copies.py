@@ -1,13 +1,12 @@
-"""Copies of a module's functions in Go files that a sandbox can read outside of the tree."""
+"""Copies of a project's functions in files that a sandbox can read outside of the tree."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from composer_replication.languages.functions import body_of
-from composer_replication.languages.go.syntax import find_functions
+from composer_replication.languages.functions import Function, Skipped, body_of
 from composer_replication.sandbox.protocol import Sandbox
 
 _SHORTEST = 40
@@ -15,11 +14,24 @@ _SHORTEST = 40
 _LARGEST = 4 << 20
 
 
-def find_copies(sandbox: Sandbox, python: Path, sources: Mapping[str, bytes], keys: Sequence[str]) -> dict[str, str]:
-    """Return where a sandbox with the interpreter `python` can read functions of `sources`, by their keys.
+def find_copies(
+    sandbox: Sandbox,
+    sources: Mapping[str, bytes],
+    keys: Sequence[str],
+    find_functions: Callable[[str, bytes], tuple[list[Function], list[Skipped]]],
+    *,
+    roots: Sequence[str],
+    endings: tuple[str, ...],
+    same_name: bool,
+) -> dict[str, str]:
+    """Return where a sandbox can read functions of `sources`, by their keys.
 
-    What is searched for is the text of a body, white space aside, in the files of this machine that boxes show: /usr and the
-    environment. Empty where sandboxes do not isolate.
+    What is searched for is the text of a body, white space aside. Empty where sandboxes do not isolate.
+
+    Args:
+        roots: the folders to search.
+        endings: of the files' names.
+        same_name: look only into files that have the name of a source.
     """
     if sandbox.isolation.name == "unsafe-subprocess":
         return {}
@@ -32,8 +44,8 @@ def find_copies(sandbox: Sandbox, python: Path, sources: Mapping[str, bytes], ke
                 bodies.setdefault(text, []).append(function.key)
     names = {path.rpartition("/")[2] for path in sources}
     found: dict[str, str] = {}
-    for file in _go_files(("/usr", *sandbox.installation(python).binds)):
-        if file.name in names and bodies:
+    for file in _files(roots, endings) if bodies else ():
+        if not same_name or file.name in names:
             content = _bare(file.read_bytes())
             for text, here in bodies.items():
                 if text in content:
@@ -45,11 +57,11 @@ def _bare(text: bytes) -> bytes:
     return b"".join(text.split())
 
 
-def _go_files(roots: Sequence[str]) -> Iterator[Path]:
+def _files(roots: Sequence[str], endings: tuple[str, ...]) -> Iterator[Path]:
     for root in dict.fromkeys(roots):
         for folder, inner, names in os.walk(root):
             inner.sort()
             for name in sorted(names):
                 file = Path(folder) / name
-                if name.endswith(".go") and file.is_file() and file.stat().st_size <= _LARGEST:
+                if name.endswith(endings) and file.is_file() and file.stat().st_size <= _LARGEST:
                     yield file

@@ -1,0 +1,1 @@
+"""Rust: what building and grading tasks know of crates."""

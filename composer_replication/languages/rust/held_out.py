@@ -1,0 +1,104 @@
+"""Held-out calls of a Rust project: an instrumented copy writes down those of its tests, and the gold code answers variations."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from composer_replication.languages.calls.book import CallBook, read_program, steady_calls, with_variations, wrong_answers
+from composer_replication.languages.calls.call import FunctionCall
+from composer_replication.languages.calls.values import Value, nodes_of
+from composer_replication.languages.rust.calls import ask
+from composer_replication.languages.rust.crates import Crate
+from composer_replication.languages.rust.instrument import Project, recording
+from composer_replication.languages.rust.runner import RustRunner
+from composer_replication.languages.rust.targets import CallTarget, how_of, targets_of
+from composer_replication.sandbox.protocol import Ending, Tree
+from composer_replication.types.held_out_checks import HeldOutProgram
+
+_TEXTS = ("root", "name", "owner", "trait", "format")
+_TYPE = re.compile(r"[\w\s:<>,&*'\[\]();=+?-]*")
+_PASSED = re.compile(r"(&(mut )?)?(\{\}(\[\.\.\]|\.as_ref\(\))?)?")
+_PLAIN = frozenset({"bool", "int", "uint", "float", "string", "name"})
+_INNER = frozenset({"list", "map", "struct", "pointer", "nil"})
+
+
+def make_call_book(runner: RustRunner, tree: Tree, sources: Sequence[str], tests: Sequence[str], *, seed: int) -> CallBook:
+    """Record the calls that tests make, vary them, and keep what the gold code answers.
+
+    Args:
+        sources: the files whose functions may be deleted.
+        tests: what the runner is given.
+
+    Raises:
+        SandboxError: the sandbox broke.
+    """
+    mark = secrets.token_hex(8)
+    made = recording(tree, mark)
+    run, lines = runner.run_observed(tree, {"made": made, "mark": mark, "calls": True}, tests)
+    calls, bases = with_variations(_recorded(lines or (), made.project, sources), seed)
+    if not calls:
+        often = "they are too many, or what they are given cannot be written down" if lines else f"the tests ended: {run.ending}"
+        why = next(iter(run.collect_errors), often)
+        return CallBook(calls={}, notes=(f"no call of the tests could be recorded: {why}",))
+    first, _, said = ask(runner, tree, calls, judged=False, blocks=True)
+    again, _, _ = ask(runner, tree, calls, judged=False)
+    return CallBook(calls=steady_calls(calls, bases, first, again), notes=(f"held-out calls: {said}",) if said else ())
+
+
+def _recorded(lines: Iterable[Any], project: Project, sources: Sequence[str]) -> Iterator[FunctionCall]:
+    """Yield the calls that can be made again: of known functions, with types that can be named."""
+    known: dict[str, tuple[CallTarget, Crate]] = {}
+    for crate, modules in project.crates:
+        for path in modules:
+            if crate.kind != "test" and path in sources:
+                for target in targets_of(path, project.read(path)):
+                    known.setdefault(target.key, (target, crate))
+    for line in lines:
+        if not (
+            isinstance(line, list) and len(line) == 4 and line[0] in known and all(isinstance(one, list) for one in line[1:])
+        ):
+            continue
+        target, crate = known[line[0]]
+        how = how_of(target, crate.name, crate.root, line[1], line[2]) if len(line[2]) == len(target.given) else None
+        if how is not None and all(map(_is_value, line[3])):
+            yield FunctionCall(key=target.key, how=how, given=tuple(line[3]))
+
+
+def _is_value(value: Value) -> bool:
+    """Return whether data is a value that can be read. Raises KeyError, TypeError or AttributeError on data of other types."""
+    return all(
+        isinstance(node["v"], str) and isinstance(node.get("t", ""), str) if node["k"] in _PLAIN else node["k"] in _INNER
+        for node in nodes_of(value)
+    )
+
+
+def wrong_calls(runner: RustRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
+    """Return the numbers of the held-out calls whose answers are wrong, and how the sandbox ended.
+
+    Raises:
+        TaskError: a program is not a call.
+        SandboxError: the sandbox broke.
+    """
+    known = [read_program(program, is_call) for program in programs]
+    if not known:
+        return [], Ending.EXITED
+    answers, ending, _ = ask(runner, tree, [call for call, _ in known], judged=True)
+    return wrong_answers(known, answers), ending
+
+
+def is_call(call: FunctionCall) -> bool:
+    """Return whether untrusted data are a call. Raises KeyError, TypeError or AttributeError on data of other types."""
+    how: Mapping[str, Any] = call.how
+    inside = all(not path.startswith("/") and ".." not in path.split("/") for path in (how["root"], call.key.partition("::")[0]))
+    named = all(map(_is_name, [how["name"], *how["modules"]])) and re.fullmatch(r"(\{(:\w?\??)?\})?", how["format"]) is not None
+    types = [how["owner"], how["trait"], *how["types"], *(kind for _, kind in how["passed"])]
+    passed = len(how["passed"]) == len(call.given) >= 1 and all(_PASSED.fullmatch(way) for way, _ in how["passed"])
+    written = all(isinstance(how[name], str) for name in _TEXTS) and all(_TYPE.fullmatch(kind) for kind in types)
+    return inside and named and passed and written and all(map(_is_value, call.given))
+
+
+def _is_name(text: str) -> bool:
+    return text.removeprefix("r#").isidentifier()
