@@ -9,7 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from composer_replication.languages.calls.values import Value, nodes_of
 
-_BITS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63, "int": 63, "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64}
+_BITS = {
+    **{"int8": 7, "int16": 15, "int32": 31, "int64": 63, "int": 63, "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64},
+    **{"Byte": 7, "Short": 15, "Integer": 31, "Long": 63},
+}
 _MOST_ITEMS = 40
 
 

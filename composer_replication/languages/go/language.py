@@ -9,9 +9,9 @@ from typing import cast
 
 from composer_replication.languages.calls.book import CallBook
 from composer_replication.languages.calls.language import LanguageWithCalls
+from composer_replication.languages.copies import find_copies
 from composer_replication.languages.functions import Function, Skipped
 from composer_replication.languages.go.alarms import KINDS, telling
-from composer_replication.languages.go.copies import find_copies
 from composer_replication.languages.go.deletion import without_bodies
 from composer_replication.languages.go.environment import warm
 from composer_replication.languages.go.held_out import make_call_book, wrong_calls
@@ -103,8 +103,17 @@ class Go(LanguageWithCalls):
         return signature.header, signature.comment
 
     def find_copies(self, sandbox: Sandbox, python: Path, sources: Mapping[str, bytes], keys: Sequence[str]) -> Mapping[str, str]:
-        """Search the Go files that a sandbox can read."""
-        return find_copies(sandbox, python, sources, keys)
+        """Search the Go files that a sandbox can read: in /usr and the environment."""
+        names = {path.rpartition("/")[2] for path in sources}
+        folders = ("/usr", *sandbox.installation(python).binds)
+        return find_copies(
+            sandbox,
+            sources,
+            keys,
+            functions_in=lambda path, source: find_functions(path, source)[0],
+            folders=folders,
+            takes=lambda name: name.endswith(".go") and name in names,
+        )
 
     def make_book(self, runner: CodeRunner, tree: Path, layout: RepositoryLayout, passing: Set[str], seed: int) -> CallBook:
         """Record the calls that the tests make, and vary them."""

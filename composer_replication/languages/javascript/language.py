@@ -9,16 +9,16 @@ from typing import cast
 
 from composer_replication.languages.calls.book import CallBook
 from composer_replication.languages.calls.language import LanguageWithCalls
-from composer_replication.languages.functions import Function, Skipped, with_stubs
+from composer_replication.languages.copies import find_copies
+from composer_replication.languages.functions import Function, Skipped, files_with_stubs
 from composer_replication.languages.javascript.alarms import KINDS, telling
-from composer_replication.languages.javascript.copies import find_copies
 from composer_replication.languages.javascript.environment import install_packages
 from composer_replication.languages.javascript.held_out import make_call_book, wrong_calls
 from composer_replication.languages.javascript.layout import built_folders, is_source, javascript_layout
 from composer_replication.languages.javascript.runner import JavaScriptRunner
 from composer_replication.languages.javascript.settings import MODULES
 from composer_replication.languages.javascript.support import FOLDER
-from composer_replication.languages.javascript.syntax import find_functions, outline, root_of
+from composer_replication.languages.javascript.syntax import ENDINGS, find_functions, outline, root_of
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.languages.programs import program_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
@@ -102,10 +102,7 @@ class JavaScript(LanguageWithCalls):
     ) -> Mapping[str, bytes]:
         """Delete bodies."""
         del mode, python_path
-        by_path: dict[str, list[Function]] = {}
-        for function in functions:
-            by_path.setdefault(function.path, []).append(function)
-        return {path: with_stubs(files[path], found, _STUB) for path, found in by_path.items()}
+        return files_with_stubs(files, functions, _STUB)
 
     def broken_without(self, errors: Sequence[str]) -> str:
         """Return nothing: a file that cannot be loaded fails its tests, and the others run."""
@@ -118,8 +115,16 @@ class JavaScript(LanguageWithCalls):
         return outline(next((root for root in grammars if not root.has_error), root_of("a.js", source)), qualname)
 
     def find_copies(self, sandbox: Sandbox, python: Path, sources: Mapping[str, bytes], keys: Sequence[str]) -> Mapping[str, str]:
-        """Search the packages that a sandbox can read."""
-        return find_copies(sandbox, python, sources, keys)
+        """Search the packages of the environment, and what boxes show of packages below /usr."""
+        packages = [str(Path(bind) / MODULES) for bind in sandbox.installation(python).binds]
+        return find_copies(
+            sandbox,
+            sources,
+            keys,
+            functions_in=lambda path, source: find_functions(path, source)[0],
+            folders=[*packages, "/usr/share", "/usr/lib/node_modules", "/usr/local"],
+            takes=lambda name: name.endswith(ENDINGS),
+        )
 
     def make_book(self, runner: CodeRunner, tree: Path, layout: RepositoryLayout, passing: Set[str], seed: int) -> CallBook:
         """Record the calls that the tests make, and vary them."""

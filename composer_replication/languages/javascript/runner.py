@@ -6,7 +6,6 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,11 +13,10 @@ from composer_replication.languages.javascript.instrument import instrumented
 from composer_replication.languages.javascript.layout import framework_in, is_source, is_test
 from composer_replication.languages.javascript.support import FOLDER, support_files
 from composer_replication.languages.programs import program_of
-from composer_replication.sandbox.beneath import OpenFolder
+from composer_replication.languages.tree_files import content_of, files_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, CoverageByTest, TestRun
 from composer_replication.sandbox.grading.test_files import below
 from composer_replication.sandbox.protocol import ExecResult, Tree
-from composer_replication.types.errors import SandboxError
 
 _MEMORY_MB, _PROCESSES, _DISK_MB = 3072, 256, 1024
 """What node and its workers take, at least; threads count as processes."""
@@ -95,31 +93,3 @@ def _ids_of(test_ids: Iterable[str]) -> dict[tuple[str, str], set[str]]:
         for key in ((file, ""), (file, words)):
             found.setdefault(key, set()).add(test_id)
     return found
-
-
-def files_of(tree: Tree) -> list[str]:
-    """Return the paths of a tree's files, in order. Raises SandboxError when the base cannot be listed."""
-    try:
-        made = tree.base.stat()
-        base = _listed(tree.base, made.st_ino, made.st_mtime_ns)
-    except OSError as error:
-        raise SandboxError(f"{tree.base} cannot be listed: {error}", fix="make it readable") from error
-    gone = [path for path, content in tree.changes.items() if content is None]
-    return sorted(path for path in {*base, *tree.changes} if not below(path, gone))
-
-
-@lru_cache(maxsize=64)
-def _listed(base: Path, _number: int, _written_ns: int) -> tuple[str, ...]:
-    """Return the files of a folder, which is never written to."""
-    with OpenFolder(base) as folder:
-        return tuple(folder.listing(skip=frozenset({".git", "node_modules"})).entries)
-
-
-def content_of(tree: Tree, path: str) -> bytes:
-    """Return a file of a tree; nothing where it has none. Raises SandboxError when it cannot be read."""
-    if path in tree.changes:
-        return tree.changes[path] or b""
-    try:
-        return (tree.base / path).read_bytes() if (tree.base / path).is_file() else b""
-    except OSError as error:
-        raise SandboxError(f"{tree.base / path} cannot be read: {error}", fix="make it readable") from error

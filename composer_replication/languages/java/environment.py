@@ -1,0 +1,131 @@
+"""What every run of Java tests needs, made once in the environment: a JDK, and the jars that the project requires."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from io import BytesIO
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+from composer_replication.languages.java.jars.repositories import repositories
+from composer_replication.languages.java.jars.resolution import resolve
+from composer_replication.languages.java.settings import (
+    JARS,
+    JDK,
+    OLDEST_JDK,
+    build_files,
+    class_of,
+    find_jdk,
+    jars_for,
+    java_paths,
+    jdk_version,
+    place_of,
+)
+from composer_replication.types.errors import SourceError
+
+_NOTES = "composer-notes.json"
+_IMPORTED = {"jupiter": "org.junit.jupiter.", "junit4": "org.junit.Test"}
+"""Framework -> what stands in files that import it."""
+
+
+def prepare_environment(python: Path, tree: Path, *, fetch: bool) -> tuple[str, ...]:
+    """Find a JDK, and put the jars that a project requires into the environment, unless that was done; return notes.
+
+    Args:
+        fetch: copy the JDK that JAVA_HOME names, and ask the repository of Maven for jars.
+
+    Raises:
+        SourceError: there is no JDK that boxes see.
+    """
+    prefix = python.absolute().parent.parent
+    if fetch:
+        take_jdk(prefix)
+    if find_jdk(str(prefix)) is None:
+        fix = f"install one, {OLDEST_JDK} or newer, such as Debian's openjdk-17-jdk-headless, or name it in JAVA_HOME and use --install"
+        raise SourceError("there is no JDK with javac that sandboxes can see", fix=fix)
+    return collect_jars(prefix, tree, fetch=fetch)
+
+
+def collect_jars(prefix: Path, tree: Path, *, fetch: bool) -> tuple[str, ...]:
+    """Put the jars that a project requires into an environment, unless that was done; return notes on what is lacking.
+
+    Where the environment cannot be written nothing is done. A jar that has a class of the project itself is left out: a published
+    version of the project has the code that tasks delete.
+
+    Raises:
+        SourceError: the repository on the web does not answer.
+    """
+    place = prefix / JARS / jars_for(str(tree))
+    if (place / _NOTES).exists():
+        return tuple(json.loads((place / _NOTES).read_text()))
+    if not os.access(prefix, os.W_OK):
+        return ()
+    known = repositories(fetch=fetch)
+    if not known.folders and not known.address:
+        return ()
+    files = {path: (tree / path).read_bytes() for path in build_files(str(tree))}
+    found = resolve(files, _frameworks_in(tree), known)
+    own = _classes_of(tree)
+    fresh = place.with_name(f".{place.name}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    notes = list(known.notes)
+    for artifact, content in found.jars.values():
+        if own & _entries(content):
+            notes.append(f"{artifact} has classes of the project: left out")
+        else:
+            (fresh / artifact.path("jar").rpartition("/")[2]).write_bytes(content)
+    if found.lacking:
+        notes.append(f"no repository that was asked has {', '.join(sorted(set(found.lacking)))}: left out")
+    if not fetch and found.lacking:  # another call may ask the network
+        shutil.rmtree(fresh)
+        return tuple(notes) if found.jars else ()
+    (fresh / _NOTES).write_text(json.dumps(notes))
+    shutil.rmtree(place, ignore_errors=True)
+    fresh.rename(place)
+    return tuple(notes)
+
+
+def _frameworks_in(tree: Path) -> frozenset[str]:
+    """Return which frameworks the tests import."""
+    found: set[str] = set()
+    for path in java_paths(str(tree)):
+        if place_of(path) == "test":
+            text = (tree / path).read_text("utf-8", errors="replace")
+            found |= {name for name, package in _IMPORTED.items() if package in text}
+    return frozenset(found)
+
+
+def _classes_of(tree: Path) -> set[str]:
+    """Return the names that a jar gives the classes of a project's code."""
+    sources = (path for path in java_paths(str(tree)) if place_of(path) == "main")
+    names = (class_of(path, (tree / path).read_text("utf-8", errors="replace")) for path in sources)
+    return {f"{name.replace('.', '/')}.class" for name in names if "." in name}
+
+
+def _entries(jar: bytes) -> set[str]:
+    try:
+        with ZipFile(BytesIO(jar)) as opened:
+            return set(opened.namelist())
+    except BadZipFile:
+        return set()
+
+
+def take_jdk(prefix: Path) -> None:
+    """Put the JDK that JAVA_HOME names into an environment, where boxes see it. Raises SourceError where it is none."""
+    named = os.environ.get("JAVA_HOME", "")
+    place = prefix / JDK
+    if not named or place.exists():
+        return
+    if jdk_version(named) < OLDEST_JDK:
+        raise SourceError(
+            f"JAVA_HOME={named} is no JDK of version {OLDEST_JDK} or newer with javac", fix="name another, or unset it"
+        )
+    real = os.path.realpath(named)
+    if real.startswith("/usr/lib/jvm/"):
+        place.symlink_to(real)
+        return
+    unneeded = shutil.ignore_patterns("src.zip", "jmods", "demo", "man", "sample")
+    shutil.copytree(real, place, symlinks=False, ignore=unneeded, ignore_dangling_symlinks=True)
