@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         last_line,
         resources_of,
         run_watched,
-        write_support,
+        support_classes,
     )
     from composer_replication.languages.tell import tell
 
@@ -38,8 +38,9 @@ def answers_to(request: Mapping[str, Any]) -> tuple[list[Any], str]:
     main = [path for path in java_paths(".") if place_of(path) == "main"]
     _, others = jars()
     code, plan = os.path.join(WORK, "main"), os.path.join(WORK, "plan")
-    said = compile_main([*main, *write_support(request["support"], request["askers"])], code, others)
-    class_path = [code, *resources_of(main), *others]
+    asker, said = support_classes(request["support"], request["askers"], [])
+    said = said or compile_main(main, code, [asker, *others])
+    class_path = [asker, code, *resources_of(main), *others]
     first = ended = 0
     while not said and first < len(calls) and ended < MOST_ENDED:
         asked = {name: request[name] for name in ("calls", "mark", "details", "repeats")}

@@ -17,29 +17,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.languages.java.settings import class_of, has_tests, java_paths, place_of
+    from composer_replication.languages.java.settings import class_of, has_tests, java_paths, place_of, runners_for
     from composer_replication.languages.java.toolchain import (
         ENVIRONMENT,
         WORK,
         compile_main,
         compiled,
-        holds_class,
         jars,
         last_line,
         resources_of,
         run_watched,
+        support_classes,
         text_of_file,
-        write_support,
     )
     from composer_replication.languages.tell import tell
 
 MOST_STARTS = 60
 """JVMs that tests may end, or hang in, before the rest of them count as missing."""
-FRAMEWORKS = {
-    "JUnit4.java": "org.junit.runner.notification.RunListener",
-    "Jupiter.java": "org.junit.jupiter.engine.JupiterTestEngine",
-}
-"""Class of ours -> a class that has to be among the jars for it."""
 
 
 @dataclass
@@ -60,7 +54,11 @@ def test_files(request: Mapping[str, Any], paths: Sequence[str]) -> tuple[list[s
     def below(path: str) -> bool:
         return any(root == "." or path == root or path.startswith(root + "/") for root in roots)
 
-    around = [path for path in paths if place_of(path) == "test" or path in asked or (path in roots or below(path)) and "." not in roots]
+    around = [
+        path
+        for path in paths
+        if place_of(path) == "test" or path in asked or ((path in roots or below(path)) and "." not in roots)
+    ]
     if asked:
         return [path for path in around if path in asked], around
     wanted = [path for path in around if not roots or below(path)]
@@ -88,21 +86,22 @@ def built(request: Mapping[str, Any]) -> Built:
     paths = list(java_paths("."))
     wanted, around = test_files(request, paths)
     tools, others = jars()
-    known = set(around)
+    known, support = set(around), request["support"]
     main = [path for path in paths if place_of(path) == "main" and path not in known]
     code, tests = os.path.join(WORK, "main"), os.path.join(WORK, "tests")
-    runners = [name for name, needed in FRAMEWORKS.items() if holds_class([*tools, *others], needed)]
+    runners = runners_for([*tools, *others])
     if not runners:
         why = "there is no JUnit among the project's jars: let the environment be made (--install), or put its jars into lib"
         return Built([], wanted, [f"{path}: {why}" for path in wanted])
-    recorders = write_support(request["support"], request["recorders"])
-    why = compile_main([*main, *recorders], code, [*others, *tools])
+    runner, why = support_classes(support, runners, [*tools, *others])
+    recorder, also = support_classes(support, request["recorders"], []) if request["recorders"] else ("", "")
+    recorders = [recorder] if recorder else []
+    why = why or also or compile_main(main, code, [*recorders, *others, *tools])
     if why:
         return Built([], wanted, [f"{path}: {why}" for path in wanted])
-    own = write_support(request["support"], ["Runner.java", *runners])
-    refused, why = compiled([*own, *needed_by(wanted, around)], tests, [*tools, code, *others], kept=frozenset(own))
+    refused, why = compiled(needed_by(wanted, around), tests, [*tools, code, *others])
     errors = [f"{path}: {why or refused[path]}" for path in wanted if why or path in refused]
-    class_path = [tests, *tools, *resources_of(around), code, *resources_of(main), *others]
+    class_path = [runner, *recorders, *tools, tests, *resources_of(around), code, *resources_of(main), *others]
     return Built(class_path, [path for path in wanted if path not in refused and not why], errors)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
@@ -15,17 +17,25 @@ from composer_replication.languages.java.settings import (
     JARS,
     JDK,
     OLDEST_JDK,
+    READY,
+    archive_of,
     build_files,
     class_of,
     find_jdk,
     jars_for,
     java_paths,
     jdk_version,
+    own_jars,
     place_of,
+    ready_name,
+    runners_for,
 )
+from composer_replication.languages.java.support import ASKERS, RECORDERS, support_files
+from composer_replication.sandbox.interpreter import clean_environment
+from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.types.errors import SourceError
 
-_NOTES = "composer-notes.json"
+_NOTES, _TIME_S = "composer-notes.json", 300
 _IMPORTED = {"jupiter": "org.junit.jupiter.", "junit4": "org.junit.Test"}
 """Framework -> what stands in files that import it."""
 
@@ -45,7 +55,40 @@ def prepare_environment(python: Path, tree: Path, *, fetch: bool) -> tuple[str, 
     if find_jdk(str(prefix)) is None:
         fix = f"install one, {OLDEST_JDK} or newer, such as Debian's openjdk-17-jdk-headless, or name it in JAVA_HOME and use --install"
         raise SourceError("there is no JDK with javac that sandboxes can see", fix=fix)
-    return collect_jars(prefix, tree, fetch=fetch)
+    notes = collect_jars(prefix, tree, fetch=fetch)
+    if os.access(prefix, os.W_OK):
+        jars = [*own_jars(str(tree.absolute())), *map(str, (prefix / JARS / jars_for(str(tree))).glob("*.jar"))]
+        for names, needed in ((runners_for(jars), jars), (ASKERS, ()), (RECORDERS, ())):
+            make_ready(prefix, names, needed)
+    return notes
+
+
+def make_ready(prefix: Path, names: Sequence[str], jars: Sequence[str]) -> None:
+    """Compile classes of ours into an environment, unless that was done, and keep an archive of what javac loads for that.
+
+    Raises SourceError where javac fails.
+    """
+    support, home = support_files(), find_jdk(str(prefix))
+    place, archive = prefix / READY / ready_name(support, names), archive_of(str(prefix), home)
+    if not names or home is None or place.exists():
+        return
+    with scratch_folder() as room:
+        for name in names:
+            (room / name).write_text(support[name])
+        out = place.with_name(f".{place.name}")
+        shutil.rmtree(out, ignore_errors=True)
+        kept = [] if os.path.exists(archive) else [f"-J-XX:ArchiveClassesAtExit={archive}"]
+        place.parent.mkdir(exist_ok=True)
+        command = [f"{home}/bin/javac", *kept, "-proc:none", "-nowarn", "-g", "-parameters", "-encoding", "UTF-8"]
+        command += ["-cp", os.pathsep.join(jars) or str(room), "-d", str(out), *(str(room / name) for name in names)]
+        try:
+            done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=_TIME_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SourceError(f"{home}/bin/javac does not run: {error}", fix="install the JDK again") from error
+        if done.returncode:
+            why = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:500])
+            raise SourceError(f"what runs the tests does not compile with the project's JUnit: {why}", fix="take a newer JUnit")
+    out.rename(place)
 
 
 def collect_jars(prefix: Path, tree: Path, *, fetch: bool) -> tuple[str, ...]:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 _BODIES = frozenset({"method_declaration", "constructor_declaration", "compact_constructor_declaration", "lambda_expression"})
 _LOOPS = frozenset({"for_statement", "enhanced_for_statement", "while_statement", "do_statement"})
 _RECORDER = "zzcomposer.Recorder"
-_STATEMENTS = frozenset({"block", "constructor_body", "switch_block_statement_group", "labeled_statement", "if_statement", *_LOOPS})
+_STATEMENTS = frozenset(
+    {"block", "constructor_body", "switch_block_statement_group", "labeled_statement", "if_statement", *_LOOPS}
+)
 _NO_BLOCKS = frozenset({"annotation", "marker_annotation", "enum_constant"})
 
 
@@ -176,5 +178,3 @@ def _binds(expression: Node) -> bool:
 def _record(key: str, one: Member) -> str:
     given = ", ".join(["this"] * (one.kind == "method") + list(one.parameters))
     return f"{_RECORDER}.called({json.dumps(key)}, new Object[] {{{given}}});"
-
-

@@ -5,18 +5,25 @@ This text runs behind that of `tell` in every program of this language that runs
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from zipfile import BadZipFile, ZipFile
 
-JARS, JDK = "java-jars", "java-jdk"
-"""Folders of an environment: the jars that projects require, each project's in a folder of its own; and a JDK that is kept
-elsewhere than below /usr."""
+JARS, JDK, READY = "java-jars", "java-jdk", "java-ready"
+"""Folders of an environment: the jars that projects require, each project's in a folder of its own; a JDK that is kept elsewhere
+than below /usr; and compiled classes of our own, with an archive of javac's that makes it start faster."""
 OLDEST_JDK = 17
 BUILD_FILES = ("pom.xml", "build.gradle", "build.gradle.kts", "gradle.properties", "settings.gradle", "settings.gradle.kts")
+FRAMEWORKS = {
+    "JUnit4.java": "org.junit.runner.notification.RunListener",
+    "Jupiter.java": "org.junit.jupiter.engine.JupiterTestEngine",
+}
+"""Class of ours that runs tests -> a class that has to be among the jars for it."""
 TEST_FOLDERS = frozenset({"test", "tests", "testing", "unittest", "unittests", "src-test", "test-src", "testsrc", "junit"})
 ASIDE = frozenset(
     {
@@ -138,3 +145,31 @@ def find_jdk(prefix: str) -> str | None:
     usual = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which("javac", path="/usr/bin:/bin") or "/nowhere")))
     others: Iterable[str] = sorted(glob.glob("/usr/lib/jvm/*"), key=jdk_version, reverse=True)
     return next((home for home in (os.path.join(prefix, JDK), usual, *others) if jdk_version(home) >= OLDEST_JDK), None)
+
+
+def holds_class(jars: Iterable[str], name: str) -> bool:
+    """Return whether one of the jars has a class."""
+    entry = name.replace(".", "/") + ".class"
+    for jar in jars:
+        with contextlib.suppress(OSError, BadZipFile), ZipFile(jar) as opened:
+            if entry in opened.NameToInfo:
+                return True
+    return False
+
+
+def runners_for(jars: Iterable[str]) -> list[str]:
+    """Return the classes of ours that can run tests with these jars."""
+    listed = list(jars)
+    found = [name for name, needed in FRAMEWORKS.items() if holds_class(listed, needed)]
+    return ["Runner.java", *found] if found else []
+
+
+def ready_name(support: Mapping[str, str], names: Iterable[str]) -> str:
+    """Return the name of the folder below `READY` that holds classes of ours compiled."""
+    text = "".join(f"{name} {support[name]}" for name in sorted(names))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def archive_of(prefix: str, home: str | None) -> str:
+    """Return the path of an environment's archive of the classes of a JDK's javac."""
+    return os.path.join(prefix, READY, f"javac-{jdk_version(home or '/nowhere')}.jsa")

@@ -80,9 +80,7 @@ def members_of(root: Node) -> list[Member]:
     package = next((text_of(node.named_children[-1]) for node in root.children if node.type == "package_declaration"), "")
     found = [one for node in root.children if node.type in _CLASSES for one in _of_class(node, package, "", (), False)]
     times = Counter(one.qualname for one in found)
-    return [
-        replace(one, qualname=f"{one.qualname}({','.join(one.types)})") if times[one.qualname] > 1 else one for one in found
-    ]
+    return [replace(one, qualname=f"{one.qualname}({','.join(one.types)})") if times[one.qualname] > 1 else one for one in found]
 
 
 def _of_class(node: Node, package: str, outer: str, variables: tuple[str, ...], inner: bool) -> Iterator[Member]:
@@ -146,7 +144,11 @@ def _parameters(listed: Node | None, variables: Sequence[str]) -> Iterator[tuple
     for one in [] if listed is None else listed.named_children:
         if one.type == "formal_parameter":
             arrays = text_of(one.child_by_field_name("dimensions")).count("[")
-            yield text_of(one.child_by_field_name("name")), _simple(one.child_by_field_name("type"), variables) + "[]" * arrays, False
+            yield (
+                text_of(one.child_by_field_name("name")),
+                _simple(one.child_by_field_name("type"), variables) + "[]" * arrays,
+                False,
+            )
         elif one.type == "spread_parameter":
             kinds = [child for child in one.named_children if child.type not in ("modifiers", "variable_declarator")]
             label = next((child for child in one.named_children if child.type == "variable_declarator"), None)
@@ -222,7 +224,9 @@ def explicit_call(body: Node) -> Node | None:
 
 def body_statements(body: Node) -> list[Node]:
     """Return the statements of a body that deleting it removes: without comments, and without `this(...)` or `super(...)`."""
-    return [child for child in body.named_children if child.type not in COMMENTS and child.type != "explicit_constructor_invocation"]
+    return [
+        child for child in body.named_children if child.type not in COMMENTS and child.type != "explicit_constructor_invocation"
+    ]
 
 
 def _called_names(body: Node) -> Iterator[str]:

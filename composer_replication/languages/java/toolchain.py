@@ -16,14 +16,21 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
-from zipfile import BadZipFile, ZipFile
 
 if TYPE_CHECKING:
-    from composer_replication.languages.java.settings import JARS, find_jdk, is_tool, jars_for, own_jars, root_of_package
+    from composer_replication.languages.java.settings import (
+        JARS,
+        READY,
+        archive_of,
+        find_jdk,
+        is_tool,
+        jars_for,
+        own_jars,
+        ready_name,
+        root_of_package,
+    )
 
 WORK = tempfile.mkdtemp(prefix="composer-java-")
-SUPPORT = "zzcomposer"
-"""Package of the classes that run tests, record and ask."""
 MOST_ROUNDS = 8
 """Times that javac is started again without files that it refuses."""
 HEAP_MB = 1024
@@ -69,16 +76,6 @@ def jars() -> tuple[list[str], list[str]]:
     return [jar for jar in every if is_tool(jar)], [jar for jar in every if not is_tool(jar)]
 
 
-def holds_class(jars: Iterable[str], name: str) -> bool:
-    """Return whether one of the jars has a class."""
-    entry = name.replace(".", "/") + ".class"
-    for jar in jars:
-        with contextlib.suppress(OSError, BadZipFile), ZipFile(jar) as opened:
-            if entry in opened.NameToInfo:
-                return True
-    return False
-
-
 def text_of_file(path: str) -> str:
     """Return the text of a file, whatever its encoding."""
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -110,7 +107,9 @@ def javac(paths: Sequence[str], out: str, class_path: Sequence[str]) -> tuple[in
     arguments = os.path.join(WORK, "files")
     with open(arguments, "w", encoding="utf-8") as file:
         file.writelines('"{}"\n'.format(path.replace("\\", "\\\\").replace('"', '\\"')) for path in paths)
-    command = [java_command("javac"), *(f"-J{flag}" for flag in LIMITS), "-proc:none", "-nowarn", "-g", "-parameters"]
+    archive = archive_of(sys.prefix, JAVA_HOME)
+    fast = [f"-XX:SharedArchiveFile={archive}"] if os.path.isfile(archive) else []
+    command = [java_command("javac"), *(f"-J{flag}" for flag in (*LIMITS, *fast)), "-proc:none", "-nowarn", "-g", "-parameters"]
     command += ["-encoding", encoding_of(paths), "-Xmaxerrs", "10000", "-Xlint:none", "-implicit:none"]
     command += ["-sourcepath", out, "-cp", os.pathsep.join(class_path) or out, "-d", out, f"@{arguments}"]
     said = subprocess.run(command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -121,13 +120,8 @@ def javac(paths: Sequence[str], out: str, class_path: Sequence[str]) -> tuple[in
     return said.returncode, errors, text
 
 
-def compiled(
-    paths: Iterable[str], out: str, class_path: Sequence[str], *, kept: frozenset[str] = frozenset()
-) -> tuple[dict[str, str], str]:
+def compiled(paths: Iterable[str], out: str, class_path: Sequence[str]) -> tuple[dict[str, str], str]:
     """Compile files, again without those that javac refuses, until the rest compiles.
-
-    Args:
-        kept: files without which it is given up.
 
     Returns:
         javac's complaint of each file that was left out, and why nothing could be compiled; empty where something was.
@@ -135,14 +129,14 @@ def compiled(
     left, refused = list(paths), dict[str, str]()
     for _ in range(MOST_ROUNDS):
         if not left:
-            return refused, "no file of it can be compiled" if refused else ""
+            return refused, ""
         status, errors, said = javac(left, out, class_path)
         if not status:
             return refused, ""
         bad = {path: errors[path] for path in left if path in errors}
         refused |= bad
-        if not bad or kept & bad.keys():
-            return refused, next(iter(bad.values()), last_line(said))
+        if not bad:
+            return refused, last_line(said)
         left = [path for path in left if path not in bad]
     return refused, "javac refuses its files one after the other"
 
@@ -186,16 +180,23 @@ def last_line(said: str) -> str:
     return next((line for line in lines if "error" in line.lower() or "Exception" in line), lines[-1] if lines else "")[:500]
 
 
-def write_support(support: Mapping[str, str], names: Iterable[str]) -> list[str]:
-    """Write classes of the package `zzcomposer` outside of the tree, and return their paths."""
-    folder = os.path.join(WORK, "support", SUPPORT)
-    os.makedirs(folder, exist_ok=True)
-    paths = []
-    for name in names:
-        paths.append(os.path.join(folder, name))
-        with open(paths[-1], "w", encoding="utf-8") as file:
-            file.write(support[name])
-    return paths
+def support_classes(support: Mapping[str, str], names: Sequence[str], jars: Sequence[str]) -> tuple[str, str]:
+    """Return a folder outside of the tree with classes of the package `zzcomposer`, and why they cannot be compiled.
+
+    The environment has them ready, or they are compiled here.
+    """
+    name = ready_name(support, names)
+    ready = os.path.join(sys.prefix, READY, name)
+    if os.path.isdir(ready):
+        return ready, ""
+    sources, out = os.path.join(WORK, "support", name), os.path.join(WORK, name)
+    os.makedirs(sources, exist_ok=True)
+    paths = [os.path.join(sources, one) for one in names]
+    for path in paths:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(support[os.path.basename(path)])
+    status, _, said = javac(paths, out, jars)
+    return out, last_line(said) or "javac fails" if status else ""
 
 
 def run_watched(

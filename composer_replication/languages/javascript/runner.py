@@ -6,7 +6,6 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from composer_replication.languages.javascript.instrument import instrumented
