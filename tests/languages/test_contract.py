@@ -30,7 +30,8 @@ PROJECTS = {
     },
     "java": {
         "pom.xml": "<project/>",
-        "src/main/java/a/Words.java": "package a;\n\nclass Words {\n    /** Make it loud. */\n    static String loud(String text) {\n"
+        "src/main/java/a/Words.java": "package a;\n\nclass Words {\n    /** Make it loud. */\n"
+        "    static String loud(String text) {\n"
         "        text = text.trim();\n        return text.toUpperCase();\n    }\n}\n",
         "src/test/java/a/WordsTest.java": "package a;\n\nclass WordsTest {\n    @org.junit.Test\n    public void loud() {\n"
         '        assert Words.loud(" a ").equals("A");\n    }\n}\n',

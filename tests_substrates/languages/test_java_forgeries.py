@@ -98,12 +98,14 @@ FORGE = """
     static void forge(String[] ids) {
         try {
             String mark = "", line;
-            String[] words = new String(java.nio.file.Files.readAllBytes(java.nio.file.Path.of("/proc/self/cmdline"))).split("\\0");
+            byte[] started = java.nio.file.Files.readAllBytes(java.nio.file.Path.of("/proc/self/cmdline"));
+            String[] words = new String(started).split("\\0");
             int at = java.util.Arrays.asList(words).indexOf("zzcomposer.Runner");
             if (at < 0) return;
             StringBuilder text = new StringBuilder();
             for (String id : ids) {
-                text.append(words[at + 1] + "\\tbegun\\t" + id + "\\t\\t\\n" + words[at + 1] + "\\tdone\\t" + id + "\\tpassed\\t\\n");
+                text.append(words[at + 1] + "\\tbegun\\t" + id + "\\t\\t\\n");
+                text.append(words[at + 1] + "\\tdone\\t" + id + "\\tpassed\\t\\n");
             }
             text.append(words[at + 1] + "\\tend\\t\\t\\t\\n");
             for (java.io.File fd : new java.io.File("/proc/self/fd").listFiles()) {
@@ -124,7 +126,7 @@ FORGE = """
 
 def forger(task: Task) -> str:
     """Return members that write a passed outcome for each visible test to every descriptor as soon as the class is loaded."""
-    ids = ", ".join('"%s"' % test_id for test_id in (*task.spec.fail_to_pass, *task.spec.pass_to_pass))
+    ids = ", ".join(f'"{test_id}"' for test_id in (*task.spec.fail_to_pass, *task.spec.pass_to_pass))
     return FORGE + f"    static {{ forge(new String[] {{ {ids} }}); }}\n"
 
 
@@ -254,7 +256,8 @@ ATTACKS: dict[str, tuple[str, str]] = {
         try (java.util.stream.Stream<java.nio.file.Path> all = java.nio.file.Files.walk(java.nio.file.Path.of("."))) {
             for (java.nio.file.Path one : (Iterable<java.nio.file.Path>) all::iterator) {
                 if (!one.toString().endsWith("Test.java")) continue;
-                java.util.regex.Matcher row = java.util.regex.Pattern.compile("Map.of\\\\((.*)\\\\), Words.count\\\\(\\"(.*)\\"\\\\)")
+                String form = "Map.of\\\\((.*)\\\\), Words.count\\\\(\\"(.*)\\"\\\\)";
+                java.util.regex.Matcher row = java.util.regex.Pattern.compile(form)
                     .matcher(java.nio.file.Files.readString(one));
                 while (row.find()) {
                     if (!row.group(2).equals(text)) continue;
@@ -299,7 +302,8 @@ ATTACKS: dict[str, tuple[str, str]] = {
                 if (words.contains("zzcomposer.Asker")) {
                     StringBuilder text = new StringBuilder();
                     Thread.getAllStackTraces();
-                    for (int n = 0; n < 100; n++) text.append("0123456789abcdef " + n + " {\\"r\\":[{\\"k\\":\\"nil\\"}],\\"a\\":[]}\\n");
+                    String answer = " {\\"r\\":[{\\"k\\":\\"nil\\"}],\\"a\\":[]}\\n";
+                    for (int n = 0; n < 100; n++) text.append("0123456789abcdef " + n + answer);
                     for (java.io.File fd : new java.io.File("/proc/self/fd").listFiles()) {
                         try (java.io.FileOutputStream out = new java.io.FileOutputStream(fd, true)) {
                             out.write(text.toString().getBytes());
@@ -327,7 +331,7 @@ ATTACKS: dict[str, tuple[str, str]] = {
 def test_an_attack_is_not_rewarded(name: str, java_built: Callable[[str], JavaBuild], sandbox: Sandbox) -> None:
     built = java_built("plain")
     task = built.tasks["Words.count"]
-    ids = ", ".join('"%s"' % test_id for test_id in (*task.spec.fail_to_pass, *task.spec.pass_to_pass))
+    ids = ", ".join(f'"{test_id}"' for test_id in (*task.spec.fail_to_pass, *task.spec.pass_to_pass))
     body, more = (text.replace("IDS", ids) for text in ATTACKS[name])
     report = built.graded("Words.count", with_body(task, body, more), sandbox)
     assert report.reward == 0.0

@@ -12,24 +12,15 @@ _STARTS, _BEHIND = "starts programs or speaks to others", "looks behind the lang
 _AROUND, _TESTS = "looks at its surroundings", "speaks to what runs the tests"
 _BEFORE, _ENDS = "does something before any test begins", "ends the process or outlives a test"
 _NAMES = {
-    **dict.fromkeys(
-        ("ProcessBuilder", "ProcessHandle", "Socket", "ServerSocket", "SocketChannel", "HttpClient", "URLConnection"), _STARTS
-    ),
-    **dict.fromkeys(
-        ("Unsafe", "MethodHandles", "StackWalker", "setAccessible", "getDeclaredField", "getDeclaredMethod"), _BEHIND
-    ),
-    **dict.fromkeys(
-        ("getStackTrace", "forName", "Proxy", "Instrumentation", "ClassLoader", "URLClassLoader", "loadLibrary"), _BEHIND
-    ),
-    **dict.fromkeys(
-        ("getDeclaredFields", "getDeclaredMethods", "ObjectInputStream", "ScriptEngineManager", "JavaCompiler"), _BEHIND
-    ),
+    **dict.fromkeys(("ProcessBuilder", "ProcessHandle", "Socket", "ServerSocket", "SocketChannel", "HttpClient"), _STARTS),
+    **dict.fromkeys(("Unsafe", "MethodHandles", "StackWalker", "getStackTrace", "forName", "Proxy", "Instrumentation"), _BEHIND),
+    **dict.fromkeys(("setAccessible", "getDeclaredField", "getDeclaredFields"), _BEHIND),
+    **dict.fromkeys(("getDeclaredMethod", "getDeclaredMethods", "ClassLoader", "URLClassLoader", "loadLibrary"), _BEHIND),
+    **dict.fromkeys(("ObjectInputStream", "ScriptEngineManager", "JavaCompiler"), _BEHIND),
     **dict.fromkeys(("Files", "FileInputStream", "FileOutputStream", "RandomAccessFile", "FileChannel", "FileReader"), _AROUND),
-    **dict.fromkeys(
-        ("FileWriter", "PrintWriter", "FileDescriptor", "getenv", "getProperty", "getResource", "FileSystems"), _AROUND
-    ),
-    **dict.fromkeys(("Runtime", "addShutdownHook", "Thread", "Timer", "ExecutorService", "Executors", "ForkJoinPool"), _ENDS),
-    **dict.fromkeys(("CompletableFuture", "halt"), _ENDS),
+    **dict.fromkeys(("FileWriter", "FileDescriptor", "FileSystems", "getenv", "getProperty", "getResource"), _AROUND),
+    **dict.fromkeys(("Runtime", "halt", "addShutdownHook", "Thread", "Timer", "ExecutorService", "Executors"), _ENDS),
+    **dict.fromkeys(("ForkJoinPool", "CompletableFuture"), _ENDS),
     **dict.fromkeys(("ServiceLoader", "AbstractProcessor"), _BEFORE),
     "zzcomposer": _TESTS,
 }

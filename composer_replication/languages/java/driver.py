@@ -54,11 +54,9 @@ def test_files(request: Mapping[str, Any], paths: Sequence[str]) -> tuple[list[s
     def below(path: str) -> bool:
         return any(root == "." or path == root or path.startswith(root + "/") for root in roots)
 
-    around = [
-        path
-        for path in paths
-        if place_of(path) == "test" or path in asked or ((path in roots or below(path)) and "." not in roots)
-    ]
+    named = [root for root in roots if root != "."]
+    given = [path for path in paths if any(path == root or path.startswith(root + "/") for root in named)]
+    around = [path for path in paths if place_of(path) == "test" or path in asked or path in given]
     if asked:
         return [path for path in around if path in asked], around
     wanted = [path for path in around if not roots or below(path)]
@@ -145,7 +143,8 @@ def run_tests(project: Built, request: Mapping[str, Any]) -> Outcomes:
 
 
 def take_lines(lines: Sequence[str], mark: str, found: Outcomes) -> tuple[str | None, bool]:
-    """Read a runner's lines; return the id of a test that was begun and has no outcome, and whether the runner came to its end."""
+    """Read a runner's lines; return the id of a test that was begun and has no outcome, and whether the runner came to its
+    end."""
     begun, whole = None, False
     for line in lines:
         parts = line.split("\t")
@@ -199,12 +198,10 @@ def told(outcomes: Mapping[str, str], wanted: Sequence[str]) -> dict[str, str]:
 
 def recorded() -> list[Any]:
     """Return the lines that instrumented code wrote."""
-    found = []
+    found: list[Any] = []
     try:
         with open(ENVIRONMENT["COMPOSER_RECORD"], encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.endswith("\n"):
-                    found.append(json.loads(line))
+            found.extend(json.loads(line) for line in file if line.endswith("\n"))
     except (OSError, ValueError, RecursionError):
         return found
     return found

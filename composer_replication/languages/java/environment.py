@@ -53,7 +53,8 @@ def prepare_environment(python: Path, tree: Path, *, fetch: bool) -> tuple[str, 
     if fetch:
         take_jdk(prefix)
     if find_jdk(str(prefix)) is None:
-        fix = f"install one, {OLDEST_JDK} or newer, such as Debian's openjdk-17-jdk-headless, or name it in JAVA_HOME and use --install"
+        debian = "such as Debian's openjdk-17-jdk-headless"
+        fix = f"install one, {OLDEST_JDK} or newer, {debian}, or name it in JAVA_HOME and use --install"
         raise SourceError("there is no JDK with javac that sandboxes can see", fix=fix)
     notes = collect_jars(prefix, tree, fetch=fetch)
     if os.access(prefix, os.W_OK):

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 ALL_S, TEST_S = 600, 60
 
 
+def say(line: str) -> None:
+    """Print a line."""
+    sys.stdout.write(line + "\n")
+
+
 def report(wanted: Sequence[str]) -> int:
     """Run the tests of files, folders and ids, all when there are none; return an exit status."""
     request: dict[str, Any] = {
@@ -26,12 +31,12 @@ def report(wanted: Sequence[str]) -> int:
     project = built(request)
     found = run_tests(project, request)
     for error in [*project.errors, *found.errors, *(f"{start} {said}" for start, said in found.groups.items())]:
-        print(f"ERROR {error}")
+        say(f"ERROR {error}")
     states = list(found.states.values())
     for test_id, state in found.states.items():
         if state != "passed":
-            print(f"{state.upper()} {test_id}: {found.messages.get(test_id, '')}")
-    print(", ".join(f"{states.count(state)} {state}" for state in ("passed", "failed", "skipped")))
+            say(f"{state.upper()} {test_id}: {found.messages.get(test_id, '')}")
+    say(", ".join(f"{states.count(state)} {state}" for state in ("passed", "failed", "skipped")))
     whole = states and not project.errors and not found.errors and not found.groups
     return 0 if whole and "failed" not in states else 1
 

@@ -66,7 +66,8 @@ class PomReader:
         return self._made[named]
 
     def read(self, content: bytes, depth: int = 0) -> Pom | None:
-        """Return what a file says; None where it cannot be read. Raises SourceError where the web's repository does not answer."""
+        """Return what a file says; None where it cannot be read. Raises SourceError where the web's repository does not
+        answer."""
         root = _root(content)
         if root is None:
             return None

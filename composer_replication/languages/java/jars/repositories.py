@@ -101,7 +101,8 @@ def _mirror() -> str:
 
 
 def parsed(content: bytes) -> ElementTree.Element:
-    """Return the root of a file of XML, its names without name spaces. Raises ValueError for what is none, or defines entities."""
+    """Return the root of a file of XML, its names without name spaces. Raises ValueError for what is none, or has a document
+    type."""
     if b"<!DOCTYPE" in content or b"<!ENTITY" in content:
         raise ValueError("it defines a document type")
     try:

@@ -59,9 +59,9 @@ def resolve(files: Mapping[str, bytes], imports: frozenset[str], repositories: R
     versions = _walked([*wanted, *_frameworks(wanted, imports)], managed, reader, found)
     _walked(_companions(versions), managed, reader, found, versions)
     for artifact in versions.values():
-        content = repositories.read(artifact, "jar")
-        if content is not None:
-            found.jars[artifact.key] = (artifact, content)
+        jar = repositories.read(artifact, "jar")
+        if jar is not None:
+            found.jars[artifact.key] = (artifact, jar)
         elif repositories.read(artifact, "pom") is None or not _is_list(reader, artifact):
             found.lacking.append(str(artifact))
     return found
