@@ -58,7 +58,10 @@ final class Json {
             if (one == '"' || one == '\\') {
                 out.append('\\').append(one);
             } else if (one < ' ' || one > '~') {
-                out.append(String.format("\\u%04x", (int) one));
+                out.append("\\u");
+                for (int shift = 12; shift >= 0; shift -= 4) {
+                    out.append(Character.forDigit(one >> shift & 15, 16));
+                }
             } else {
                 out.append(one);
             }

@@ -20,6 +20,7 @@ import java.util.OptionalInt;
 import java.util.OptionalLong;
 import java.util.Queue;
 import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.SortedMap;
 import java.util.SortedSet;
 import java.util.stream.BaseStream;
@@ -239,8 +240,15 @@ final class Values {
         return node("k", "list", "t", "Iterator", "e", items);
     }
 
+    private static final Map<Class<?>, Boolean> OURS = new ConcurrentHashMap<>();
+    private static final Map<Class<?>, Map<String, Field>> FIELDS = new ConcurrentHashMap<>();
+
     /** Returns whether a class is the project's own: it lies in a folder, and no jar. */
     static boolean isOurs(Class<?> type) {
+        return OURS.computeIfAbsent(type, Values::liesInFolder);
+    }
+
+    private static boolean liesInFolder(Class<?> type) {
         CodeSource source = type.getProtectionDomain().getCodeSource();
         return source != null && source.getLocation() != null && source.getLocation().getPath().endsWith("/")
             && !type.getName().startsWith("zzcomposer.");
@@ -271,6 +279,15 @@ final class Values {
 
     /** Returns the fields of a class and those above it by name, in the order of the names. */
     static Map<String, Field> fieldsOf(Class<?> type) {
+        Map<String, Field> known = FIELDS.get(type);
+        if (known == null) {
+            known = findFields(type);
+            FIELDS.put(type, known);
+        }
+        return known;
+    }
+
+    private static Map<String, Field> findFields(Class<?> type) {
         Map<String, Field> found = new java.util.TreeMap<>();
         for (Class<?> one = type; one != null && isOurs(one); one = one.getSuperclass()) {
             for (Field field : one.getDeclaredFields()) {
