@@ -32,19 +32,25 @@ _STUB = 'throw new UnsupportedOperationException("not implemented");'
 _SHELL = """for composer_java in {own}/bin "$(dirname "$(readlink -f /usr/bin/javac)")" /usr/lib/jvm/*/bin; do
     [ -x "$composer_java/javac" ] && break
 done
-export PATH="$composer_java:$PATH" JAVA_HOME="$(dirname "$composer_java")" JAVA_TOOL_OPTIONS="{options}"
+export composer_java PATH="$composer_java:$PATH" JAVA_HOME="$(dirname "$composer_java")"
+java() {{ "$composer_java/java" {options} "$@"; }}
+javac() {{ "$composer_java/javac" {compiling} "$@"; }}
 [ -f /tmp/.run-tests.py ] || cat > /tmp/.run-tests.py <<'COMPOSER_END'
 {program}
 COMPOSER_END
 run-tests() {{ {python} -s -B /tmp/.run-tests.py "$@"; }}
-export -f run-tests
+export -f java javac run-tests
 """
 _ANSWERS = """if __name__ == "__main__":
     asked = json.load(sys.stdin)
     tell(asked["nonce"], answered(asked))
 """
 """What the driver of tests does where it is the last part of a program."""
-_OPTIONS = "-Xmx512m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+_OPTIONS = (
+    *("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
+    *("-XX:CompressedClassSpaceSize=128m", "-XX:ReservedCodeCacheSize=64m"),
+)
+"""Of JVMs that an agent starts: its box has less memory than the machine says."""
 
 
 class Java(LanguageWithCalls):
@@ -66,7 +72,13 @@ class Java(LanguageWithCalls):
         """Put the JDK on the path, and define `run-tests`, which compiles and runs the tests of all or some files."""
         del task
         own = shlex.quote(str(python.parent.parent / JDK))
-        return _SHELL.format(own=own, options=_OPTIONS, python=shlex.quote(str(python)), program=shell_program())
+        return _SHELL.format(
+            own=own,
+            options=" ".join(_OPTIONS),
+            compiling=" ".join(f"-J{flag}" for flag in _OPTIONS),
+            python=shlex.quote(str(python)),
+            program=shell_program(),
+        )
 
     def holds(self, paths: Sequence[str]) -> bool:
         """Return whether there is a build file of Maven or Gradle at the root, or nothing but Java, and a test."""
