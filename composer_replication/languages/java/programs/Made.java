@@ -151,6 +151,25 @@ final class Made {
         }
     }
 
+    private static Object empty(Class<?> type) throws ReflectiveOperationException {
+        ReflectionFactory factory = ReflectionFactory.getReflectionFactory();
+        return factory.newConstructorForSerialization(type, Object.class.getDeclaredConstructor()).newInstance();
+    }
+
+    /** Returns an object of a class that extends a collection, by its constructor without parameters. */
+    @SuppressWarnings("unchecked")
+    private static Object holding(Class<?> type, Object inside) throws ReflectiveOperationException {
+        Constructor<?> constructor = type.getDeclaredConstructor();
+        constructor.setAccessible(true);
+        Object made = constructor.newInstance();
+        if (made instanceof Map<?, ?> map) {
+            ((Map<Object, Object>) map).putAll((Map<Object, Object>) inside);
+        } else {
+            ((Collection<Object>) made).addAll((Collection<Object>) inside);
+        }
+        return made;
+    }
+
     private static Object object(Class<?> type, Map<String, Object> values) throws ReflectiveOperationException {
         if (!Values.isOurs(type)) {
             throw new ReflectiveOperationException(type + " is not the project's");
@@ -167,8 +186,8 @@ final class Made {
             whole.setAccessible(true);
             return whole.newInstance(arguments);
         }
-        ReflectionFactory factory = ReflectionFactory.getReflectionFactory();
-        Object made = factory.newConstructorForSerialization(type, Object.class.getDeclaredConstructor()).newInstance();
+        Object inside = values.remove(Values.INSIDE);
+        Object made = inside == null ? empty(type) : holding(type, inside);
         Map<String, Field> fields = Values.fieldsOf(type);
         for (Map.Entry<String, Object> entry : values.entrySet()) {
             Field field = fields.get(entry.getKey());

@@ -1,10 +1,16 @@
 package zzcomposer;
 
+import java.io.ByteArrayInputStream;
+import java.io.ByteArrayOutputStream;
 import java.io.File;
+import java.io.StringReader;
+import java.io.StringWriter;
+import java.lang.reflect.Field;
 import java.math.BigDecimal;
 import java.math.BigInteger;
 import java.net.URI;
 import java.nio.charset.Charset;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.time.Instant;
@@ -19,6 +25,7 @@ import java.time.YearMonth;
 import java.time.ZoneId;
 import java.time.ZoneOffset;
 import java.time.ZonedDateTime;
+import java.util.Arrays;
 import java.util.BitSet;
 import java.util.Currency;
 import java.util.Date;
@@ -68,6 +75,10 @@ final class Texts {
         FORMS.put(Date.class, new Form(one -> "" + ((Date) one).getTime(), text -> new Date(Long.parseLong(text))));
         FORMS.put(BitSet.class, new Form(Texts::bits, Texts::bitSet));
         FORMS.put(Pattern.class, new Form(Texts::pattern, Texts::compiled));
+        FORMS.put(StringReader.class, new Form(Texts::unread, StringReader::new));
+        FORMS.put(StringWriter.class, new Form(String::valueOf, text -> new StringWriter().append(text)));
+        FORMS.put(ByteArrayInputStream.class, new Form(Texts::unreadBytes, text -> new ByteArrayInputStream(bytes(text))));
+        FORMS.put(ByteArrayOutputStream.class, new Form(one -> text(((ByteArrayOutputStream) one).toByteArray()), Texts::written));
     }
 
     private static <T> void put(Class<T> known, Function<String, ? extends T> read) {
@@ -78,7 +89,8 @@ final class Texts {
     static String[] of(Object value) {
         Form form = FORMS.get(value.getClass());
         if (form != null) {
-            return new String[] {value.getClass().getSimpleName(), form.written.apply(value)};
+            String text = form.written.apply(value);
+            return text == null ? null : new String[] {value.getClass().getSimpleName(), text};
         }
         if (value instanceof Path path && path.getFileSystem() == java.nio.file.FileSystems.getDefault()) {
             return new String[] {"Path", path.toString()};
@@ -121,6 +133,46 @@ final class Texts {
         for (String one : text.isEmpty() ? new String[0] : text.split(" ")) {
             found.set(Integer.parseInt(one));
         }
+        return found;
+    }
+
+    /** Returns what is left in a reader; nothing where this JDK does not show it. */
+    private static String unread(Object reader) {
+        try {
+            String text = (String) field(reader, "str");
+            return text == null ? null : text.substring((Integer) field(reader, "next"));
+        } catch (ReflectiveOperationException hidden) {
+            return null;
+        }
+    }
+
+    private static String unreadBytes(Object stream) {
+        try {
+            byte[] all = (byte[]) field(stream, "buf");
+            return text(Arrays.copyOfRange(all, (Integer) field(stream, "pos"), (Integer) field(stream, "count")));
+        } catch (ReflectiveOperationException hidden) {
+            return null;
+        }
+    }
+
+    private static Object field(Object value, String name) throws ReflectiveOperationException {
+        Field field = value.getClass().getDeclaredField(name);
+        field.setAccessible(true);
+        return field.get(value);
+    }
+
+    /** Returns bytes as a text of as many letters. */
+    private static String text(byte[] bytes) {
+        return new String(bytes, StandardCharsets.ISO_8859_1);
+    }
+
+    private static byte[] bytes(String text) {
+        return text.getBytes(StandardCharsets.ISO_8859_1);
+    }
+
+    private static Object written(String text) {
+        ByteArrayOutputStream found = new ByteArrayOutputStream();
+        found.writeBytes(bytes(text));
         return found;
     }
 

@@ -32,6 +32,8 @@ import java.util.stream.BaseStream;
  * of a set or map is not.
  */
 final class Values {
+    /** Name of a field that stands for what is in a collection. */
+    static final String INSIDE = "()";
     private static final int DEEPEST = 8;
     private static final int MOST = 400;
     private static final int LONGEST = 10_000;
@@ -160,7 +162,9 @@ final class Values {
         if (!given && (value instanceof Iterator || value instanceof BaseStream || value instanceof Enumeration)) {
             return iterated(value, depth);
         }
-        return ours && isPlainClass(type) ? fields(value, depth) : node("k", "opaque");
+        Class<?> base = ours ? base(type) : null;
+        boolean holds = base != null && MADE.contains(base.getName());
+        return holds || (base != null && EMPTY_ABOVE.contains(base.getName())) ? fields(value, holds, depth) : node("k", "opaque");
     }
 
     private static Map<String, Object> struct(String type, Object... pairs) {
@@ -254,19 +258,25 @@ final class Values {
             && !type.getName().startsWith("zzcomposer.");
     }
 
-    private static boolean isPlainClass(Class<?> type) {
+    /** Returns the first class above that is not the project's; nothing for a class that has no name everywhere. */
+    private static Class<?> base(Class<?> type) {
         if (type.isAnonymousClass() || type.isLocalClass() || type.isHidden() || type.isSynthetic()) {
-            return false;
+            return null;
         }
         Class<?> one = type;
         while (isOurs(one)) {
             one = one.getSuperclass();
         }
-        return EMPTY_ABOVE.contains(one.getName());
+        return one;
     }
 
-    private Map<String, Object> fields(Object value, int depth) {
+    /** Returns the fields of an object, and what is in it where its class extends a collection (`holds`). */
+    private Map<String, Object> fields(Object value, boolean holds, int depth) {
         List<Object> found = new ArrayList<>();
+        if (holds) {
+            Object inside = value instanceof Map<?, ?> map ? map(map, depth) : list((Collection<?>) value, depth);
+            found.add(List.of(INSIDE, inside));
+        }
         for (Map.Entry<String, Field> entry : fieldsOf(value.getClass()).entrySet()) {
             try {
                 found.add(List.of(entry.getKey(), look(entry.getValue().get(value), depth + 1)));
