@@ -19,14 +19,16 @@ from composer_replication.sandbox.protocol import Limits, Tree
 from composer_replication.types import Outcome
 from composer_replication.types.errors import SourceError
 
+GROUPS = ("junit/junit", "org/hamcrest/hamcrest", "org/junit", "org/opentest4j", "org/apiguardian", "com/univocity")
 LEDGER, SCORES = "src/test/java/ledger/LedgerTest.java", "test/words/ScoreTest.java"
 
 
 @pytest.fixture(scope="module")
 def jars(maven_home: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """JUnit's jars."""
+    """JUnit's jars, one of each name."""
     repository = unpacked(tmp_path_factory.mktemp("debian"))
-    return [path for path in repository.rglob("*-debian.jar") if "console" not in path.name and "reporting" not in path.name]
+    found = [path for group in GROUPS for path in sorted((repository / group).rglob("*.jar"))]
+    return list({path.parent.parent: path for path in found if "console" not in path.name}.values())
 
 
 @pytest.fixture(scope="module")

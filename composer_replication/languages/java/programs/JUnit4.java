@@ -120,9 +120,6 @@ final class JUnit4 implements Runner.Framework {
 
         @Override
         public void testStarted(Description test) {
-            if (report.stopped()) {
-                notifier.pleaseStop();
-            }
             if (id(test) != null && !"initializationError".equals(test.getMethodName())) {
                 report.begun(id(test));
             }
@@ -164,6 +161,9 @@ final class JUnit4 implements Runner.Framework {
             if (id != null && !"initializationError".equals(test.getMethodName())) {
                 Throwable why = failures.get(id);
                 report.done(id, why != null ? "failed" : skipped.contains(id) ? "skipped" : "passed", why);
+            }
+            if (report.stopped()) {
+                notifier.pleaseStop();
             }
         }
     }
