@@ -1,13 +1,13 @@
-"""Texts put into a source at byte offsets, around parts that may lie in each other."""
+"""Sources with texts put in at byte offsets, around parts that may lie in each other: what instrumented code is made with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Insertion:
+class SourceInsertion:
     """A text before a part of a source, and one behind it."""
 
     start: int
@@ -16,7 +16,16 @@ class Insertion:
     after: str = ""
 
 
-def inserted(source: bytes, insertions: Iterable[Insertion]) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instrumented:
+    """Sources that write down what they do."""
+
+    files: Mapping[str, bytes]
+    lines: Mapping[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Number of a block -> its file, and the lines that are its own."""
+
+
+def inserted(source: bytes, insertions: Iterable[SourceInsertion]) -> bytes:
     """Put texts around parts of a source: at one place, what closes an inner part comes before what closes an outer one, and
     both before what opens the next."""
     places: list[tuple[int, int, int, str]] = []

@@ -19,7 +19,7 @@ from composer_replication.languages.calls.call import FunctionCall
 from composer_replication.languages.java.calls import ask
 from composer_replication.languages.java.instrument import callables_of, instrumented
 from composer_replication.languages.java.runner import JavaRunner
-from composer_replication.languages.java.syntax import Member
+from composer_replication.languages.java.syntax import JavaMember
 from composer_replication.languages.java.values import is_value
 from composer_replication.sandbox.protocol import Ending, Tree
 from composer_replication.types.held_out_checks import HeldOutProgram
@@ -53,7 +53,7 @@ def make_call_book(runner: JavaRunner, tree: Tree, files: Mapping[str, bytes], t
     return CallBook(calls=kept, notes=(f"held-out calls: {said}",) if said else ())
 
 
-def _recorded(lines: Iterable[Any], known: Mapping[str, Member]) -> Iterator[FunctionCall]:
+def _recorded(lines: Iterable[Any], known: Mapping[str, JavaMember]) -> Iterator[FunctionCall]:
     """Yield the calls that can be made again: of methods all of whose calls were looked at, with values that can be made."""
     lines = [line for line in lines if isinstance(line, list) and len(line) > 1 and isinstance(line[1], str)]
     full = {line[1] for line in lines if line[0] == "full"}

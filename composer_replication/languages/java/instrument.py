@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from composer_replication.languages.insertions import Insertion, inserted
-from composer_replication.languages.java.syntax import COMMENTS, Member, explicit_call, members_of, root_of
+from composer_replication.languages.insertions import Instrumented, SourceInsertion, inserted
+from composer_replication.languages.java.syntax import COMMENTS, JavaMember, explicit_call, members_of, root_of
 from composer_replication.languages.trees import text_of, walk
 
 if TYPE_CHECKING:
@@ -21,15 +21,6 @@ _STATEMENTS = frozenset(
     {"block", "constructor_body", "switch_block_statement_group", "labeled_statement", "if_statement", *_LOOPS}
 )
 _NO_BLOCKS = frozenset({"annotation", "marker_annotation", "enum_constant"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instrumented:
-    """Sources that write down what they do."""
-
-    files: Mapping[str, bytes]
-    lines: Mapping[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    """Number of a block -> its file, and the lines that are its own."""
 
 
 @dataclass(slots=True)
@@ -50,7 +41,7 @@ class _Numbers:
         return self.last
 
 
-def callables_of(path: str, source: bytes) -> dict[str, Member]:
+def callables_of(path: str, source: bytes) -> dict[str, JavaMember]:
     """Return the methods and constructors of a file whose calls can be written down, by their keys."""
     members = members_of(root_of(source))
     return {
@@ -82,7 +73,7 @@ def instrumented(files: Mapping[str, bytes]) -> Instrumented:
     return Instrumented(files=found, lines=lines)
 
 
-def _insertions(root: Node, calls: Mapping[int, str], numbers: _Numbers) -> Iterator[Insertion]:
+def _insertions(root: Node, calls: Mapping[int, str], numbers: _Numbers) -> Iterator[SourceInsertion]:
     """Yield what is put into a file, outer blocks before those in them."""
     waiting: list[tuple[Node, bool]] = [(root, False)]
     while waiting:
@@ -99,18 +90,18 @@ def _insertions(root: Node, calls: Mapping[int, str], numbers: _Numbers) -> Iter
         waiting += [(child, runs) for child in reversed(node.named_children)]
 
 
-def _into(body: Node, text: str) -> Insertion:
+def _into(body: Node, text: str) -> SourceInsertion:
     """Return a text at the beginning of a body, behind `this(...)` or `super(...)`."""
     before = explicit_call(body) if body.type == "constructor_body" else None
     at = body.start_byte + 1 if before is None else before.end_byte
-    return Insertion(at, at, text)
+    return SourceInsertion(at, at, text)
 
 
 def _hit(number: int) -> str:
     return f"{_RECORDER}.hit({number});"
 
 
-def _of_statement(node: Node, numbers: _Numbers) -> Iterator[Insertion]:
+def _of_statement(node: Node, numbers: _Numbers) -> Iterator[SourceInsertion]:
     """Yield what notes the branches of a statement or an expression."""
     if node.type == "if_statement":
         for name in ("consequence", "alternative"):
@@ -124,31 +115,31 @@ def _of_statement(node: Node, numbers: _Numbers) -> Iterator[Insertion]:
         colons = [child for child in node.children if child.type == ":"]
         statements = [child for child in node.named_children if child.type not in ("switch_label", *COMMENTS)]
         if colons and statements:
-            yield Insertion(colons[-1].end_byte, colons[-1].end_byte, _hit(numbers.of(node)))
+            yield SourceInsertion(colons[-1].end_byte, colons[-1].end_byte, _hit(numbers.of(node)))
     elif node.type == "switch_rule":
         yield from _rule(node, numbers)
     elif node.type == "ternary_expression":
         condition = node.child_by_field_name("condition")
         if condition is not None and not _binds(condition):
             yes, no = numbers.one(), numbers.one()
-            yield Insertion(condition.start_byte, condition.end_byte, f"{_RECORDER}.branch(", f", {yes}, {no})")
+            yield SourceInsertion(condition.start_byte, condition.end_byte, f"{_RECORDER}.branch(", f", {yes}, {no})")
     elif node.type == "binary_expression" and text_of(node.child_by_field_name("operator")) in ("&&", "||"):
         right = node.child_by_field_name("right")
         if right is not None and not _binds(right):
-            yield Insertion(right.start_byte, right.end_byte, f"({_RECORDER}.hit({numbers.one()}) && (", "))")
+            yield SourceInsertion(right.start_byte, right.end_byte, f"({_RECORDER}.hit({numbers.one()}) && (", "))")
 
 
-def _branch(node: Node | None, numbers: _Numbers) -> Iterator[Insertion]:
+def _branch(node: Node | None, numbers: _Numbers) -> Iterator[SourceInsertion]:
     if node is None or node.type == ";":
         return
     number = numbers.of(node)
     if node.type == "block":
-        yield Insertion(node.start_byte + 1, node.start_byte + 1, _hit(number))
+        yield SourceInsertion(node.start_byte + 1, node.start_byte + 1, _hit(number))
     else:
-        yield Insertion(node.start_byte, node.end_byte, f"{{{_hit(number)}", "}")
+        yield SourceInsertion(node.start_byte, node.end_byte, f"{{{_hit(number)}", "}")
 
 
-def _rule(node: Node, numbers: _Numbers) -> Iterator[Insertion]:
+def _rule(node: Node, numbers: _Numbers) -> Iterator[SourceInsertion]:
     """Yield what notes a case with an arrow: what gives a value yields it behind the note."""
     body = node.named_children[-1] if node.named_children else None
     if body is None or body.type == "switch_label":
@@ -157,7 +148,9 @@ def _rule(node: Node, numbers: _Numbers) -> Iterator[Insertion]:
         switch = node.parent.parent if node.parent is not None else None
         above = None if switch is None else switch.parent
         is_statement = above is not None and (above.type in _STATEMENTS or _stands_alone(above))
-        yield Insertion(body.start_byte, body.end_byte, f"{{{_hit(numbers.of(body))}{'' if is_statement else 'yield '}", "}")
+        yield SourceInsertion(
+            body.start_byte, body.end_byte, f"{{{_hit(numbers.of(body))}{'' if is_statement else 'yield '}", "}"
+        )
     else:
         yield from _branch(body, numbers)
 
@@ -175,6 +168,6 @@ def _binds(expression: Node) -> bool:
     )
 
 
-def _record(key: str, one: Member) -> str:
+def _record(key: str, one: JavaMember) -> str:
     given = ", ".join(["this"] * (one.kind == "method") + list(one.parameters))
     return f"{_RECORDER}.called({json.dumps(key)}, new Object[] {{{given}}});"

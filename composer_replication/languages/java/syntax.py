@@ -29,7 +29,7 @@ _BRANCHES = frozenset(
 )
 COMMENTS = frozenset({"line_comment", "block_comment"})
 ANY_TYPE = "?"
-"""A type variable, in `Member.types`."""
+"""A type variable, in `JavaMember.types`."""
 
 
 @cache
@@ -55,7 +55,7 @@ def is_read_within(path: str, source: bytes, seconds: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class JavaMember:
     """A method or constructor of a class that has a name."""
 
     qualname: str
@@ -75,7 +75,7 @@ class Member:
     """It belongs to a class whose objects need one of the class around it, or to an enum."""
 
 
-def members_of(root: Node) -> list[Member]:
+def members_of(root: Node) -> list[JavaMember]:
     """Return the methods and constructors of a file in order, those of local and anonymous classes left out."""
     package = next((text_of(node.named_children[-1]) for node in root.children if node.type == "package_declaration"), "")
     found = [one for node in root.children if node.type in _CLASSES for one in _of_class(node, package, "", (), False)]
@@ -83,7 +83,7 @@ def members_of(root: Node) -> list[Member]:
     return [replace(one, qualname=f"{one.qualname}({','.join(one.types)})") if times[one.qualname] > 1 else one for one in found]
 
 
-def _of_class(node: Node, package: str, outer: str, variables: tuple[str, ...], inner: bool) -> Iterator[Member]:
+def _of_class(node: Node, package: str, outer: str, variables: tuple[str, ...], inner: bool) -> Iterator[JavaMember]:
     """Yield the members of a class and of the classes in it.
 
     Args:
@@ -111,11 +111,11 @@ def _declarations(body: Node | None) -> Iterator[Node]:
             yield child
 
 
-def _member(node: Node, class_name: str, owner: str, variables: tuple[str, ...], inner: bool) -> Member:
+def _member(node: Node, class_name: str, owner: str, variables: tuple[str, ...], inner: bool) -> JavaMember:
     short = text_of(node.child_by_field_name("name"))
     parameters = list(_parameters(node.child_by_field_name("parameters"), (*variables, *_variables(node))))
     static = "static" in _modifiers(node)
-    return Member(
+    return JavaMember(
         qualname=f"{class_name}.{short}",
         node=node,
         owner=owner,
@@ -185,7 +185,7 @@ def find_functions(path: str, source: bytes) -> tuple[list[Function], list[Skipp
     return [function for function in functions if times[function.key] == 1], skipped
 
 
-def _examine(path: str, one: Member, lines: list[bytes]) -> Function | str:
+def _examine(path: str, one: JavaMember, lines: list[bytes]) -> Function | str:
     """Return the function, or the reason why it is skipped."""
     body = one.node.child_by_field_name("body")
     if body is None:
