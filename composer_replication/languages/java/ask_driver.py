@@ -39,7 +39,7 @@ def answers_to(request: Mapping[str, Any]) -> tuple[list[Any], str]:
     _, others = jars()
     code, plan = os.path.join(WORK, "main"), os.path.join(WORK, "plan")
     asker, said = support_classes(request["support"], request["askers"], [])
-    said = said or compile_main(main, code, [asker, *others])
+    said = said or compile_main(main, code, [asker, *others])[0]
     class_path = [asker, code, *resources_of(main), *others]
     first = ended = 0
     while not said and first < len(calls) and ended < MOST_ENDED:

@@ -94,11 +94,13 @@ def built(request: Mapping[str, Any]) -> Built:
     runner, why = support_classes(support, runners, [*tools, *others])
     recorder, also = support_classes(support, request["recorders"], []) if request["recorders"] else ("", "")
     recorders = [recorder] if recorder else []
-    why = why or also or compile_main(main, code, [*recorders, *others, *tools])
+    broken, lacking = compile_main(main, code, [*recorders, *others, *tools]) if not (why or also) else ("", "")
+    why = why or also or broken
     if why:
         return Built([], wanted, [f"{path}: {why}" for path in wanted])
     refused, why = compiled(needed_by(wanted, around), tests, [*tools, code, *others])
-    errors = [f"{path}: {why or refused[path]}" for path in wanted if why or path in refused]
+    behind = f" (left out: {lacking})" if lacking else ""
+    errors = [f"{path}: {why or refused[path]}{behind}" for path in wanted if why or path in refused]
     class_path = [runner, *recorders, *tools, tests, *resources_of(around), code, *resources_of(main), *others]
     return Built(class_path, [path for path in wanted if path not in refused and not why], errors)
 

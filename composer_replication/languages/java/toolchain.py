@@ -141,28 +141,29 @@ def compiled(paths: Iterable[str], out: str, class_path: Sequence[str]) -> tuple
     return refused, "javac refuses its files one after the other"
 
 
-def compile_main(paths: Sequence[str], out: str, class_path: Sequence[str]) -> str:
-    """Compile a project's code, and return why it cannot be; empty where it was.
+def compile_main(paths: Sequence[str], out: str, class_path: Sequence[str]) -> tuple[str, str]:
+    """Compile a project's code; return why it cannot be, empty where it was, and the complaint of a file that was left out.
 
     Files that want a library that is not there are left out, and files that want these: any other complaint is an error.
     """
-    left = list(paths)
-    lacking = False
+    left, lacking = list(paths), ""
     packages = {os.path.dirname(path) for path in paths}
+    why = "javac refuses its files one after the other"
     for _ in range(MOST_ROUNDS):
         status, errors, said = javac(left, out, class_path)
         if not status:
-            return ""
+            return "", lacking
         bad = {path: message for path, message in errors.items() if path in left}
         absent = {path for path, message in bad.items() if _wants_library(message, packages)}
+        why = next((f"{path}: {message}" for path, message in bad.items()), last_line(said))
         if not bad or not (absent or lacking):
-            return next((f"{path}: {message}" for path, message in bad.items()), last_line(said))
-        gone = bad.keys() if lacking and not absent else absent
-        lacking = True
+            return why, ""
+        gone = absent or bad.keys()
+        lacking = lacking or next(f"{path}: {bad[path]}" for path in left if path in gone)
         left = [path for path in left if path not in gone]
         if not left:
             break
-    return next((f"{path}: {message}" for path, message in bad.items()), "javac refuses its files one after the other")
+    return why, ""
 
 
 def _wants_library(message: str, packages: Iterable[str]) -> bool:
