@@ -36,7 +36,7 @@ def ask(
     """
     request = {
         **{"support": support_files(), "askers": list(ASKERS), "mark": secrets.token_hex(8), "all_s": runner.limits.wall_s},
-        **{"calls": [{"how": dict(call.how), "given": list(call.given)} for call in calls]},
+        **{"calls": [{"key": call.key, "how": dict(call.how), "given": list(call.given)} for call in calls]},
         **{"details": not judged, "repeats": 1 if judged else _REPEATS, "call_s": _JUDGED_S if judged else _GOLD_S},
         **{"start_s": _START_S},
     }

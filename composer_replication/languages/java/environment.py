@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -36,8 +37,8 @@ from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.types.errors import SourceError
 
 _NOTES, _TIME_S = "composer-notes.json", 300
-_IMPORTED = {"jupiter": "org.junit.jupiter.", "junit4": "org.junit.Test"}
-"""Framework -> what stands in files that import it."""
+_IMPORTED = {"jupiter": r"\borg\.junit\.jupiter\.", "junit4": r"\borg\.junit\.(?!jupiter|platform)|\bjunit\.framework\."}
+"""Framework -> what stands in files that import it; JUnit 4 runs tests of JUnit 3 too."""
 
 
 def prepare_environment(python: Path, tree: Path, *, fetch: bool) -> tuple[str, ...]:
@@ -138,7 +139,7 @@ def _frameworks_in(tree: Path) -> frozenset[str]:
     for path in java_paths(str(tree)):
         if place_of(path) == "test":
             text = (tree / path).read_text("utf-8", errors="replace")
-            found |= {name for name, package in _IMPORTED.items() if package in text}
+            found |= {name for name, pattern in _IMPORTED.items() if re.search(pattern, text)}
     return frozenset(found)
 
 

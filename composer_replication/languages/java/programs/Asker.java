@@ -25,6 +25,9 @@ public final class Asker {
         List<Object> calls = (List<Object>) plan.get("calls");
         Recorder.asking = true;
         for (int at = ((Long) plan.get("first")).intValue(); at < calls.size(); at++) {
+            if (calls.get(at) == null) {
+                continue;
+            }
             write(out, mark, at, "begun");
             String answer;
             try {
@@ -34,6 +37,7 @@ public final class Asker {
             }
             write(out, mark, at, answer);
         }
+        out.write((mark + " end\n").getBytes(StandardCharsets.UTF_8));
         Runtime.getRuntime().halt(0);
     }
 
