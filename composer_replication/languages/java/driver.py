@@ -90,14 +90,14 @@ def built(request: Mapping[str, Any]) -> Built:
     runners = runners_for([*tools, *others])
     if not runners:
         why = "there is no JUnit among the project's jars: let the environment be made (--install), or put its jars into lib"
-        return Built([], wanted, [f"{path}: {why}" for path in wanted])
+        return Built([], [], [f"{path}: {why}" for path in wanted])
     runner, why = support_classes(support, runners, [*tools, *others])
     recorder, also = support_classes(support, request["recorders"], []) if request["recorders"] else ("", "")
     recorders = [recorder] if recorder else []
     broken, lacking = compile_main(main, code, [*recorders, *others, *tools]) if not (why or also) else ("", "")
     why = why or also or broken
     if why:
-        return Built([], wanted, [f"{path}: {why}" for path in wanted])
+        return Built([], [], [f"{path}: {why}" for path in wanted])
     refused, why = compiled(needed_by(wanted, around), tests, [*tools, code, *others])
     behind = f" (left out: {lacking})" if lacking else ""
     errors = [f"{path}: {why or refused[path]}{behind}" for path in wanted if why or path in refused]
