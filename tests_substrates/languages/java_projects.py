@@ -1,4 +1,7 @@
-"""Two small Java projects, written for these tests: one with Maven and JUnit 5, one with JUnit 4 and no build file."""
+"""Two small Java projects, written for these tests: one with Maven and JUnit 5, one with JUnit 4 and no build file.
+
+The version of JUnit 5 is what the repository of Debian calls the one that it has.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ MAVEN = {
   <groupId>example</groupId>
   <artifactId>ledger</artifactId>
   <version>1.0</version>
-  <properties><junit.version>5.9.2</junit.version></properties>
+  <properties><junit.version>debian</junit.version></properties>
   <dependencies>
     <dependency>
       <groupId>org.junit.jupiter</groupId>

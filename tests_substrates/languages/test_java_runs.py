@@ -174,8 +174,9 @@ def test_a_project_without_junit_says_so(java_runner: JavaRunner, tmp_path: Path
 def test_jars_come_from_the_mirror_of_the_settings(java_built: Callable[[str], JavaBuild]) -> None:
     built = java_built("maven")
     names = {path.name for path in built.python.parent.parent.glob("java-jars/*/*.jar")}
-    assert {"junit-jupiter-5.9.2.jar", "junit-platform-launcher-1.9.1.jar"} <= names
-    assert not any(name.startswith("junit4") for name in names)
+    assert "junit-jupiter-debian.jar" in names
+    assert any(name.startswith("junit-platform-launcher-") for name in names)
+    assert not any(name.startswith("junit-4") for name in names)
     assert built.report.notes == ()
 
 
