@@ -73,7 +73,7 @@ replaysim: env ## Test the backends of replaysim beside data-juicer and Ray, in 
 corpus: env ## Read data sets as text for pre-training, in an environment of its own
 	@$(BIN)/nox --session corpus
 
-languages: env ## Build and grade tasks in Go, JavaScript, TypeScript and Rust, with their tool chains in an environment of its own
+languages: env ## Build and grade tasks in Go, Java, JavaScript, TypeScript and Rust (with the JDK and the Rust of the machine)
 	@$(BIN)/nox --session languages
 
 traces: env ## Test ATIF files with the package atif, in an environment of its own

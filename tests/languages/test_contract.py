@@ -8,6 +8,7 @@ import pytest
 from contract import check
 
 from composer_replication.languages.go.language import GO
+from composer_replication.languages.java.language import JAVA
 from composer_replication.languages.javascript.language import JAVASCRIPT
 from composer_replication.languages.registry import language_of
 from composer_replication.languages.rust.language import RUST
@@ -36,6 +37,14 @@ PROJECTS = {
         "#[cfg(test)]\nmod tests {\n    #[test]\n    fn is_loud() {\n"
         '        assert_eq!(super::loud(" a "), "A");\n    }\n}\n',
     },
+    "java": {
+        "pom.xml": "<project/>",
+        "src/main/java/a/Words.java": "package a;\n\nclass Words {\n    /** Make it loud. */\n"
+        "    static String loud(String text) {\n"
+        "        text = text.trim();\n        return text.toUpperCase();\n    }\n}\n",
+        "src/test/java/a/WordsTest.java": "package a;\n\nclass WordsTest {\n    @org.junit.Test\n    public void loud() {\n"
+        '        assert Words.loud(" a ").equals("A");\n    }\n}\n',
+    },
     "javascript": {
         "package.json": '{"name": "words", "scripts": {"test": "node --test"}}',
         "src/words.ts": "/** Make it loud. */\nexport function loud(text: string): string {\n  const bare = text.trim()\n"
@@ -53,10 +62,11 @@ def write(root: Path, name: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize("language", [PYTHON, GO, JAVASCRIPT, RUST], ids=lambda language: language.name)
+@pytest.mark.parametrize("language", [PYTHON, GO, JAVA, JAVASCRIPT, RUST], ids=lambda language: language.name)
 def test_a_language_keeps_the_contract(language: object, tmp_path: Path) -> None:
     name = language.name
-    check(language, write(tmp_path, name), function="loud", comment="Make it loud.")
+    function = "Words.loud" if name == "java" else "loud"  # every function of Java has a class
+    check(language, write(tmp_path, name), function=function, comment="Make it loud.")
 
 
 def test_a_project_finds_its_language() -> None:
@@ -65,15 +75,18 @@ def test_a_project_finds_its_language() -> None:
     assert language_of(["package.json", "tools/gen.py", "src/a.ts"]) is JAVASCRIPT
     assert language_of(["package.json", "pack/words.py"]) is PYTHON
     assert language_of(["Cargo.toml", "tools/gen.py", "src/lib.rs"]) is RUST
+    assert language_of(["pom.xml", "tools/gen.py", "src/main/java/A.java"]) is JAVA
+    assert language_of(["src/A.java", "test/ATest.java"]) is JAVA
+    assert language_of(["setup.py", "pack/words.py", "src/A.java", "test/ATest.java"]) is PYTHON
     with pytest.raises(SourceError, match="no code of a language") as error:
         language_of(["Main.java"])
-    assert "go, javascript, rust, python" in error.value.fix
+    assert "go, java, javascript, rust, python" in error.value.fix
 
 
 def test_an_unknown_language_is_named_with_those_there_are() -> None:
     with pytest.raises(TaskError, match="no language 'cobol'") as error:
         language_named("cobol")
-    assert "go, javascript, rust, python" in error.value.fix
+    assert "go, java, javascript, rust, python" in error.value.fix
 
 
 def test_go_layout_leaves_aside_what_is_no_package(tmp_path: Path) -> None:

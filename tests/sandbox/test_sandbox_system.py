@@ -100,6 +100,12 @@ def test_a_folder_of_all_libraries_is_shown_whole(tmp_path):
     assert view.paths == ("/usr/lib/gcc", "/usr/lib64")
 
 
+def test_a_jdk_is_shown_with_its_settings(tmp_path):
+    files = ("usr/lib/jvm/java-17/bin/javac", "etc/java-17-openjdk/jvm.cfg", "etc/java/security", "etc/javac.conf", "etc/shadow")
+    view = machine(tmp_path, *files)
+    assert view.paths == ("/etc/java", "/etc/java-17-openjdk", "/usr/lib/jvm")
+
+
 def test_top_folders_that_are_no_links(tmp_path):
     view = machine(tmp_path, "bin/sh", "lib/libc.so", "usr/bin/env", "usr/lib/libssl.so", "usr/lib/sdk/till.py")
     assert view.paths == ("/bin", "/lib", "/usr/bin", "/usr/lib/libssl.so")

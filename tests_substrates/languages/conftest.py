@@ -7,6 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from go_project import PYTHON, write
+from java_builds import java_built, maven_home
 from javascript_builds import built
 from rust_projects import HOUSE, LEDGER, require_rust
 from rust_projects import write as write_crates
@@ -19,7 +20,7 @@ from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.sandbox.protocol import Limits
 from composer_replication.tasks import BuildOptions, Task, build_tasks, load_tasks
 
-__all__ = ["built"]
+__all__ = ["built", "java_built", "maven_home"]
 
 
 @pytest.fixture(scope="session")

@@ -198,7 +198,7 @@ def form_of(value: Value | None) -> Form:
 
 
 def _list_form(items: Sequence[Value]) -> Form:
-    if items and all(item.get("t") in ("uint8", "u8", "byte") for item in items):
+    if items and all(item.get("t") in ("uint8", "u8", "byte", "Byte") for item in items):
         return bytes(int(item["v"]) & 255 for item in items).decode(errors="replace")
     return tuple(map(form_of, items)) or None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from composer_replication.languages.functions import Function, with_stubs
+from composer_replication.languages.functions import Function, files_with_stubs
 from composer_replication.languages.go.syntax import imports_of, root_of, used_packages
 
 STUB = 'panic("not implemented")'
@@ -13,10 +13,8 @@ STUB = 'panic("not implemented")'
 
 def without_bodies(files: Mapping[str, bytes], functions: Iterable[Function]) -> dict[str, bytes]:
     """Return the files that change when the bodies of `functions` are deleted."""
-    by_path: dict[str, list[Function]] = {}
-    for function in functions:
-        by_path.setdefault(function.path, []).append(function)
-    return {path: without_unused_imports(files[path], with_stubs(files[path], found, STUB)) for path, found in by_path.items()}
+    changed = files_with_stubs(files, functions, STUB)
+    return {path: without_unused_imports(files[path], content) for path, content in changed.items()}
 
 
 def without_unused_imports(before: bytes, after: bytes) -> bytes:

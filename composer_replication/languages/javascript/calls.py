@@ -18,7 +18,7 @@ from composer_replication.languages.javascript.settings import manifest_of, node
 from composer_replication.languages.javascript.support import FOLDER, support_files
 from composer_replication.languages.javascript.syntax import is_read_within
 from composer_replication.languages.programs import program_of
-from composer_replication.languages.sources import content_of, files_of
+from composer_replication.languages.tree_files import content_of, files_of, without_files
 from composer_replication.sandbox.protocol import Ending, Tree
 
 _JUDGED_S, _GOLD_S = 15.0, 5.0
@@ -118,9 +118,7 @@ def without_tests(tree: Tree) -> Tree:
     configured = b"\n".join(content_of(tree, path) for path in paths if _is_configuration(path)).decode(errors="replace")
     hidden = [path for path in paths if _is_hidden(path) and not (path in tree.changes and is_source(path))]
     shown = {path for path in hidden if not _is_snapshot(path) and _stem(path) in configured and not _named_as_test(path)}
-    gone = [path for path in hidden if path not in shown and (path in tree.changes or (tree.base / path).is_file())]
-    kept = {path: content for path, content in tree.changes.items() if path not in gone}
-    return replace(tree, changes={**kept, **{path: None for path in gone if (tree.base / path).is_file()}})
+    return without_files(tree, (path for path in hidden if path not in shown))
 
 
 def _is_configuration(path: str) -> bool:

@@ -7,8 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from composer_replication.languages.calls.book import CallBook, read_program, steady_calls, with_variations, wrong_answers
-from composer_replication.languages.calls.call import Answer, FunctionCall
+from composer_replication.languages.calls.book import (
+    CallBook,
+    read_program,
+    steady_calls,
+    with_variations,
+    without_throwing,
+    wrong_answers,
+)
+from composer_replication.languages.calls.call import FunctionCall
 from composer_replication.languages.javascript.calls import ask
 from composer_replication.languages.javascript.instrument import ModuleFunction, instrumented, targets_of
 from composer_replication.languages.javascript.layout import framework_in
@@ -48,15 +55,8 @@ def make_call_book(
         return CallBook(calls={}, notes=(f"no call of the tests could be recorded: {why}",))
     first, _, said = ask(runner, observed, calls, framework, judged=False)
     again, _, _ = ask(runner, tree, calls, framework, judged=False)
-    kept = {
-        key: [one for one in found if not _throws(one.answer)] for key, found in steady_calls(calls, bases, first, again).items()
-    }
+    kept = without_throwing(steady_calls(calls, bases, first, again))
     return CallBook(calls=kept, notes=(f"held-out calls: {said}",) if said else ())
-
-
-def _throws(answer: Answer) -> bool:
-    """Return whether a call throws: what it should throw for no test says, and the task's own tree throws too."""
-    return any(value["k"] == "throws" for value in answer["r"])
 
 
 def _recorded(lines: Iterable[Any], known: Mapping[str, ModuleFunction], how: Mapping[str, str]) -> Iterator[FunctionCall]:

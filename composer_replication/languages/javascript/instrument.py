@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from composer_replication.languages.insertions import Instrumented, SourceInsertion, inserted
 from composer_replication.languages.javascript.syntax import (
     TYPED,
     Found,
@@ -40,23 +41,6 @@ class ModuleFunction:
     owner: str
     member: str
     kind: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instrumented:
-    """Sources that write down what they do."""
-
-    files: Mapping[str, bytes]
-    lines: Mapping[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    """Number of a block -> its file, and the lines that are its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Insertion:
-    start: int
-    end: int
-    before: str
-    after: str = ""
 
 
 def targets_of(path: str, source: bytes) -> list[ModuleFunction]:
@@ -93,8 +77,8 @@ def instrumented(files: Mapping[str, bytes]) -> Instrumented:
             lines.setdefault(owner, (path, ()))
             lines[owner] = (path, (*lines[owner][1], line))
         support = 'import "zz-composer";' if is_module(root) else 'require("zz-composer");'
-        insertions.append(_Insertion(_behind_directives(root), _behind_directives(root), support))
-        found[path] = _inserted(source, insertions) + exposure(path, source, ()).encode()
+        insertions.append(SourceInsertion(_behind_directives(root), _behind_directives(root), support))
+        found[path] = inserted(source, insertions) + exposure(path, source, ()).encode()
     return Instrumented(files=found, lines=lines)
 
 
@@ -127,30 +111,15 @@ def _branches(node: Node) -> Iterable[Node]:
         yield from filter(None, [node.child_by_field_name("right")])
 
 
-def _insertion(block: Node, hit: str, call: str) -> _Insertion:
+def _insertion(block: Node, hit: str, call: str) -> SourceInsertion:
     if block.type == "statement_block":
-        return _Insertion(block.start_byte + 1, block.start_byte + 1, f"{hit};{call}")
+        return SourceInsertion(block.start_byte + 1, block.start_byte + 1, f"{hit};{call}")
     if block.type in ("switch_case", "switch_default"):
         colon = next(child.end_byte for child in block.children if child.type == ":")
-        return _Insertion(colon, colon, f"{hit};")
+        return SourceInsertion(colon, colon, f"{hit};")
     if block.type.endswith(("_statement", "_declaration")):
-        return _Insertion(block.start_byte, block.end_byte, f"{{{hit};", "}")
-    return _Insertion(block.start_byte, block.end_byte, f"({hit},", ")")
-
-
-def _inserted(source: bytes, insertions: Iterable[_Insertion]) -> bytes:
-    """Put texts around parts of a source: at one place, what closes an inner part comes before what closes an outer one, and
-    both before what opens the next."""
-    places: list[tuple[int, int, int, str]] = []
-    for one in insertions:
-        places.append((one.start, 1, -one.end, one.before))
-        if one.after:
-            places.append((one.end, 0, -one.start, one.after))
-    parts, last = [], 0
-    for at, _, _, text in sorted(places):
-        parts += [source[last:at], text.encode()]
-        last = at
-    return b"".join([*parts, source[last:]])
+        return SourceInsertion(block.start_byte, block.end_byte, f"{{{hit};", "}")
+    return SourceInsertion(block.start_byte, block.end_byte, f"({hit},", ")")
 
 
 def _record(path: str, one: Found) -> str:

@@ -10,7 +10,7 @@ from typing import cast
 from composer_replication.languages.calls.book import CallBook
 from composer_replication.languages.calls.language import LanguageWithCalls
 from composer_replication.languages.copies import find_copies
-from composer_replication.languages.functions import Function, Skipped, with_stubs
+from composer_replication.languages.functions import Function, Skipped, files_with_stubs
 from composer_replication.languages.javascript.alarms import KINDS, telling
 from composer_replication.languages.javascript.environment import install_packages
 from composer_replication.languages.javascript.held_out import make_call_book, wrong_calls
@@ -102,10 +102,7 @@ class JavaScript(LanguageWithCalls):
     ) -> Mapping[str, bytes]:
         """Delete bodies."""
         del mode, python_path
-        by_path: dict[str, list[Function]] = {}
-        for function in functions:
-            by_path.setdefault(function.path, []).append(function)
-        return {path: with_stubs(files[path], found, _STUB) for path, found in by_path.items()}
+        return files_with_stubs(files, functions, _STUB)
 
     def broken_without(self, errors: Sequence[str]) -> str:
         """Return nothing: a file that cannot be loaded fails its tests, and the others run."""

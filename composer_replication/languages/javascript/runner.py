@@ -14,7 +14,7 @@ from composer_replication.languages.javascript.layout import framework_in, is_so
 from composer_replication.languages.javascript.support import FOLDER, support_files
 from composer_replication.languages.programs import program_of
 from composer_replication.languages.runner import LanguageRunner
-from composer_replication.languages.sources import content_of, files_of
+from composer_replication.languages.tree_files import content_of, files_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner, CoverageByTest, TestRun
 from composer_replication.sandbox.grading.test_files import below
 from composer_replication.sandbox.protocol import ExecResult, Tree

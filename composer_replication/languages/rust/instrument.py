@@ -14,7 +14,7 @@ from composer_replication.languages.rust.layout import is_code
 from composer_replication.languages.rust.shapes import shapes_of
 from composer_replication.languages.rust.syntax import block_starts, functions_of, is_read_within, items_of, root_of
 from composer_replication.languages.rust.targets import targets_of
-from composer_replication.languages.sources import content_of, files_of
+from composer_replication.languages.tree_files import content_of, files_of
 from composer_replication.languages.trees import walk
 from composer_replication.sandbox.protocol import Tree
 

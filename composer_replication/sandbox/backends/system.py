@@ -14,7 +14,9 @@ from functools import cache
 
 _FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """Folders of programs and libraries at the top: symbolic links into /usr, or separate folders, which are shown whole."""
-_LIBRARIES = ("*-linux-*", "*.so", "*.so.*", "cpp", "file", "gcc", "git-core", "locale", "perl*", "rustlib", "terminfo")
+_LIBRARIES = (
+    *("*-linux-*", "*.so", "*.so.*", "cpp", "file", "gcc", "git-core", "jvm", "locale", "perl*", "rustlib", "terminfo"),
+)
 _USR = {
     "bin": ("*",),
     "sbin": ("*",),
@@ -27,6 +29,8 @@ _USR = {
 _MANY = 16
 """A folder with more shared libraries than this is where the distribution keeps all of them, and is shown whole."""
 _ETC = ("/etc/ld.so.cache", "/etc/alternatives")
+_ETC_FOLDERS = ("java", "java-*")
+"""Names of folders of /etc with the settings of what is in /usr: Debian's JDKs have links to theirs."""
 _PREFIXES = ("/usr", "/usr/local")
 """Prefixes that an interpreter shares with other software."""
 _INTERPRETER = ("bin", "include/python3*", "lib*/libpython3*")
@@ -75,6 +79,9 @@ def interpreter_patterns(prefix: str) -> list[str]:
 
 def _candidates(root: str) -> Iterator[str]:
     yield from (f"/{name}" for name in _FOLDERS)
+    for name in sorted(os.listdir(root + "/etc")) if os.path.isdir(root + "/etc") else ():
+        if any(fnmatch.fnmatch(name, pattern) for pattern in _ETC_FOLDERS):
+            yield f"/etc/{name}"
     for folder, patterns in _USR.items():
         top = f"/usr/{folder}"
         if os.path.islink(root + top) or patterns == ("*",) or _holds_all_libraries(root + top):

@@ -22,6 +22,7 @@ from composer_replication.types.held_out_checks import GoldProfile, HeldOutProgr
 GROUP = "composer_replication.languages"
 _OWN = {
     "go": "composer_replication.languages.go.language:GO",
+    "java": "composer_replication.languages.java.language:JAVA",
     "javascript": "composer_replication.languages.javascript.language:JAVASCRIPT",
     "rust": "composer_replication.languages.rust.language:RUST",
 }

@@ -19,6 +19,7 @@ from composer_replication.types import TaskSpec
 _NEVER = (
     *("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py", "*.pth"),
     *("*_test.go", "zz_composer_*", "go.mod", "go.sum", "go.work", "*.s"),
+    *("pom.xml", "*.gradle", "*.gradle.kts", "module-info.java", "package-info.java", "*.jar"),
     *("package.json", ".*rc.js", ".*rc.[cm]js", ".*rc.ts", "*.config.[jt]s", "*.config.[cm][jt]s"),
     *("Cargo.toml", "Cargo.lock", "build.rs", "rust-toolchain", "rust-toolchain.toml"),
     *(f"*.{kind}.{ending}" for kind in ("test", "spec") for ending in ("[jt]s", "[jt]sx", "[cm][jt]s")),

@@ -34,7 +34,7 @@ def make_environment(
         SandboxError: the sandbox broke.
     """
     python, lines, seal = folder / "bin" / "python", sorted(set(wanted)), _seal(folder)
-    if python.exists() and made_for(folder) == lines:
+    if python.exists() and seal.exists() and made_for(folder) == lines:
         return python
     seal.unlink(missing_ok=True)
     try:
@@ -42,7 +42,7 @@ def make_environment(
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # what was refused is not found by the next one
         raise
-    seal.write_text("\n".join(lines) + "\n")
+    seal.write_text("".join(f"{line}\n" for line in lines))
     return python
 
 
@@ -58,7 +58,8 @@ def _seal(folder: Path) -> Path:
 
 def _fill(folder: Path, tree: Path, name: str, wanted: list[str], base: Path, sandbox: Sandbox) -> None:
     make_empty(folder, base)
-    install(folder, wanted, base=base, sandbox=sandbox)
+    if wanted:
+        install(folder, wanted, base=base, sandbox=sandbox)
     version = _declared_version(tree)
     metadata = packages_of(folder) / f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info" / "METADATA"
     try:

@@ -1,7 +1,9 @@
-"""Files of a tree as a run sees them: those of its base with its changes."""
+"""Files of a tree, the same for every language that reads them on the host."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -9,8 +11,6 @@ from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.grading.test_files import below
 from composer_replication.sandbox.protocol import Tree
 from composer_replication.types.errors import SandboxError
-
-_NOT_LISTED = frozenset({".git", "node_modules"})
 
 
 def files_of(tree: Tree) -> list[str]:
@@ -28,7 +28,7 @@ def files_of(tree: Tree) -> list[str]:
 def _listed(base: Path, _number: int, _written_ns: int) -> tuple[str, ...]:
     """Return the files of a folder, which is never written to."""
     with OpenFolder(base) as folder:
-        return tuple(folder.listing(skip=_NOT_LISTED).entries)
+        return tuple(folder.listing(skip=frozenset({".git", "node_modules"})).entries)
 
 
 def content_of(tree: Tree, path: str) -> bytes:
@@ -39,3 +39,10 @@ def content_of(tree: Tree, path: str) -> bytes:
         return (tree.base / path).read_bytes() if (tree.base / path).is_file() else b""
     except OSError as error:
         raise SandboxError(f"{tree.base / path} cannot be read: {error}", fix="make it readable") from error
+
+
+def without_files(tree: Tree, gone: Iterable[str]) -> Tree:
+    """Return the tree without some of its files."""
+    left_out = set(gone)
+    kept = {path: content for path, content in tree.changes.items() if path not in left_out}
+    return replace(tree, changes={**kept, **{path: None for path in sorted(left_out) if (tree.base / path).is_file()}})

@@ -1,0 +1,1 @@
+"""Java: projects whose tests run with JUnit, compiled by javac alone."""

@@ -1,0 +1,93 @@
+"""Held-out calls of a Java project: an instrumented copy writes down those of its tests, and the gold code answers variations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from composer_replication.languages.calls.book import (
+    CallBook,
+    read_program,
+    steady_calls,
+    with_variations,
+    without_throwing,
+    wrong_answers,
+)
+from composer_replication.languages.calls.call import FunctionCall
+from composer_replication.languages.java.calls import ask
+from composer_replication.languages.java.instrument import callables_of, instrumented
+from composer_replication.languages.java.runner import JavaRunner
+from composer_replication.languages.java.syntax import JavaMember
+from composer_replication.languages.java.values import is_value
+from composer_replication.sandbox.protocol import Ending, Tree
+from composer_replication.types.held_out_checks import HeldOutProgram
+
+_KINDS = frozenset({"method", "static", "new"})
+_NAME = re.compile(r"[\w$]+(\.[\w$]+)*")
+_TYPE = re.compile(r"[\w$?]+(\[\])*")
+
+
+def make_call_book(runner: JavaRunner, tree: Tree, files: Mapping[str, bytes], tests: Sequence[str], *, seed: int) -> CallBook:
+    """Record the calls that tests make, vary them, and keep what the gold code answers.
+
+    Args:
+        files: the project's sources, by POSIX path.
+        tests: what the runner is given.
+
+    Raises:
+        SandboxError: the sandbox broke.
+    """
+    made = instrumented(runner.sources(tree))
+    observed = replace(tree, changes={**tree.changes, **made.files})
+    run, lines = runner.run_observed(observed, {}, tests)
+    known = {key: one for path, source in files.items() for key, one in callables_of(path, source).items()}
+    calls, bases = with_variations(_recorded(lines or (), known), seed)
+    if not calls:
+        why = next(iter(run.collect_errors), f"the tests ended: {run.ending}")
+        return CallBook(calls={}, notes=(f"no call of the tests could be recorded: {why}",))
+    first, _, said = ask(runner, observed, calls, judged=False)
+    again, _, _ = ask(runner, tree, calls, judged=False)
+    kept = without_throwing(steady_calls(calls, bases, first, again))
+    return CallBook(calls=kept, notes=(f"held-out calls: {said}",) if said else ())
+
+
+def _recorded(lines: Iterable[Any], known: Mapping[str, JavaMember]) -> Iterator[FunctionCall]:
+    """Yield the calls that can be made again: of methods all of whose calls were looked at, with values that can be made."""
+    lines = [line for line in lines if isinstance(line, list) and len(line) > 1 and isinstance(line[1], str)]
+    full = {line[1] for line in lines if line[0] == "full"}
+    for line in lines:
+        if not (len(line) == 3 and line[0] == "call" and line[1] in known and line[1] not in full):
+            continue
+        one, given = known[line[1]], line[2]
+        if not isinstance(given, list) or not given or not all(map(is_value, given)):
+            continue
+        if one.kind == "method" and given[0]["k"] == "nil":
+            continue
+        how = {"owner": one.owner, "name": one.name, "types": list(one.types), "kind": one.kind}
+        yield FunctionCall(key=line[1], how=how, given=tuple(given))
+
+
+def wrong_calls(runner: JavaRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
+    """Return the numbers of the held-out calls whose answers are wrong, and how the sandbox ended.
+
+    Raises:
+        TaskError: a program is not a call.
+        SandboxError: the sandbox broke.
+    """
+    known = [read_program(program, is_call) for program in programs]
+    if not known:
+        return [], Ending.EXITED
+    answers, ending, _ = ask(runner, tree, [call for call, _ in known], judged=True)
+    return wrong_answers(known, answers), ending
+
+
+def is_call(call: FunctionCall) -> bool:
+    """Return whether untrusted data are a call. Raises KeyError, TypeError or AttributeError on data of other types."""
+    how = call.how
+    types = how["types"]
+    named = _NAME.fullmatch(how["owner"]) is not None and _NAME.fullmatch(how["name"]) is not None
+    whole = isinstance(types, list) and all(_TYPE.fullmatch(one) for one in types)
+    wanted = len(types) + (how["kind"] == "method")
+    return named and whole and how["kind"] in _KINDS and len(call.given) == wanted and all(map(is_value, call.given))
