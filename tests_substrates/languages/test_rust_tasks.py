@@ -87,7 +87,7 @@ def test_held_out_calls_are_not_those_of_the_tests(rust_tasks: dict[str, Task], 
 
 
 def test_a_workspace_gives_tasks(house: Path, sandbox: Sandbox, tmp_path: Path) -> None:
-    build_tasks(str(house), tmp_path, BuildOptions(python=PYTHON, timeout_s=300, forgeable=True))
+    build_tasks(str(house), tmp_path, BuildOptions(trivial=True, python=PYTHON, timeout_s=300, forgeable=True))
     tasks = {task.spec.deleted[0].qualname: task for task in load_tasks(tmp_path)}
     assert tasks.keys() == {"area", "say"}
     assert "door/src/main.rs::tests::says_it" in tasks["area"].spec.fail_to_pass
@@ -140,4 +140,4 @@ def test_a_damaged_held_out_call_is_an_error(rust_tasks: dict[str, Task]) -> Non
 )
 def test_what_rust_does_not_have_is_refused(options: dict[str, object], said: str, ledger: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        build_tasks(str(ledger), tmp_path, BuildOptions(python=PYTHON, **options))  # type: ignore[arg-type]
+        build_tasks(str(ledger), tmp_path, BuildOptions(trivial=True, python=PYTHON, **options))  # type: ignore[arg-type]

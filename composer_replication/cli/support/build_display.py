@@ -25,7 +25,7 @@ _STAGES = {
     "searching": "searching what sandboxes can read for copies of its code",
     "validating": "validating",
 }
-_OTHERS = ("--size and --difficulty", "--commits and --since")
+_OTHERS = ("--size, --difficulty and --trivial", "--commits and --since")
 """Options that choose candidates among functions, and among commits."""
 _MOST_REASONS = 12
 _MOST_FAILING = 3
