@@ -100,8 +100,14 @@ def test_every_program_of_ours_guards_its_streams():
     assert bare == {
         "languages/go/ask_driver.py",
         "languages/go/driver.py",
+        "languages/java/ask_driver.py",
+        "languages/java/driver.py",
+        "languages/java/language.py",  # the line that begins the program of an agent's shell
+        "languages/java/shell.py",
         "languages/javascript/ask_driver.py",
         "languages/javascript/driver.py",
+        "languages/rust/ask_driver.py",
+        "languages/rust/driver.py",
         "replaysim/worker.py",
         "sandbox/program.py",
         "sandbox/grading/pytest_driver.py",

@@ -47,7 +47,13 @@ def _apt(folder: Path, *arguments: str) -> str:
     return (done.stderr.strip() or f"exit status {done.returncode}") if done.returncode else ""
 
 
+class _Mirror(ThreadingHTTPServer):
+    asked: list[str]
+
+
 class _Quiet(SimpleHTTPRequestHandler):
+    server: _Mirror
+
     def log_message(self, *arguments: object) -> None:
         self.server.asked.append(self.path)
 
@@ -56,7 +62,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 def served(repository: Path, home: Path) -> Iterator[list[str]]:
     """Serve a repository, and write settings of Maven into a home that name it as the mirror of Maven Central; give the paths
     that were asked for."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(repository)))
+    server = _Mirror(("127.0.0.1", 0), partial(_Quiet, directory=str(repository)))
     server.asked = []
     Thread(target=server.serve_forever, daemon=True).start()
     (home / ".m2").mkdir(parents=True, exist_ok=True)
