@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -50,6 +51,24 @@ class Skipped:
     reason: str
     detail: str = ""
     """What the reason says for this one alone, such as the program that forges its reward."""
+
+
+def sorted_out(path: str, found: Iterable[tuple[str, Function | str]]) -> tuple[list[Function], list[Skipped]]:
+    """Return the functions of a file that have their names alone, and what is skipped and why.
+
+    Args:
+        found: dotted names, each with the function, or with the reason why it is skipped.
+    """
+    functions: list[Function] = []
+    skipped: list[Skipped] = []
+    for name, one in found:
+        if isinstance(one, Function):
+            functions.append(one)
+        else:
+            skipped.append(Skipped(f"{path}::{name}", one))
+    times = Counter(function.key for function in functions)
+    skipped += [Skipped(key, "defined more than once") for key, count in times.items() if count > 1]
+    return [function for function in functions if times[function.key] == 1], skipped
 
 
 def split_lines(source: bytes) -> list[bytes]:

@@ -35,14 +35,21 @@ def foreign_state(file: Path) -> TaskError:
     return TaskError(f"{file} was not written by this release", fix=f"delete {file.parent} and build again")
 
 
-def read_json(path: Path) -> Any:
-    """Read a record of a build; None where there is none. Raises TaskError for one that cannot be read."""
+def read_json(path: Path, *, fix: str = "") -> Any:
+    """Read a record of a build, or of its tasks; None where there is none.
+
+    Args:
+        fix: the advice where it cannot be read; by default to build again.
+
+    Raises:
+        TaskError: it cannot be read.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise TaskError(f"{path} cannot be read ({error})", fix=f"delete {path.parent} and build again") from error
+        raise TaskError(f"{path} cannot be read ({error})", fix=fix or f"delete {path.parent} and build again") from error
 
 
 def kept(file: Path, make: Callable[[], _T], read: Callable[[Any], _T], write: Callable[[_T], Any]) -> _T:

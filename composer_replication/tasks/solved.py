@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer_replication.tasks.files import write_whole
+from composer_replication.tasks.files import read_json, write_whole
 from composer_replication.types.errors import ConfigError, TaskError
 
 SOLVED = "solved.json"
@@ -18,7 +18,7 @@ SOLVED = "solved.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedTasks:
-    """What a policy solves, and what that is worth."""
+    """How often a policy solves each task, and between which shares tasks are used."""
 
     policy: str
     """Name of the policy, as its evaluation calls it."""
@@ -46,16 +46,16 @@ class SolvedTasks:
 
 def solved_tasks(folder: Path) -> SolvedTasks | None:
     """Return what is known of the tasks in a folder; None where no policy was tried. Raises TaskError for a damaged record."""
-    path = folder / SOLVED
-    if not path.exists():
+    fix = f"delete it to use every task of {folder}"
+    found = read_json(folder / SOLVED, fix=fix)
+    if found is None:
         return None
-    found = _object(path, f"delete it to use every task of {folder}")
     try:
         return SolvedTasks(
             policy=str(found["policy"]), least=float(found["least"]), most=float(found["most"]), rates=_rates(found["rates"])
         )
-    except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise TaskError(f"{path} is no record of solved tasks", fix=f"delete it to use every task of {folder}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
+        raise TaskError(f"{folder / SOLVED} is no record of solved tasks", fix=fix) from error
 
 
 def write_solved(folder: Path, solved: SolvedTasks) -> None:
@@ -88,13 +88,6 @@ def rates_of(results: Path, policy: str) -> tuple[str, dict[str, float]]:
         raise ConfigError(what, fix=f"give --policy one of: {', '.join(found) or 'none is there'}")
     name = policy or next(iter(found))
     return name, found[name]
-
-
-def _object(path: Path, fix: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise TaskError(f"{path} cannot be read ({error})", fix=fix) from error
 
 
 def _rates(found: Mapping[str, Any]) -> dict[str, float]:

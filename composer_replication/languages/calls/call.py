@@ -24,6 +24,12 @@ class FunctionCall:
     """The object that a method is called on comes first."""
 
 
+def is_inside(path: object) -> bool:
+    """Return whether untrusted data is a path that stays within a tree."""
+    plain = isinstance(path, str) and bool(path) and path.isprintable()
+    return plain and not str(path).startswith("/") and ".." not in str(path).split("/")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutCall:
     """A call that no test makes, what the gold code answers, and what it answers to the test's call that this was varied from."""

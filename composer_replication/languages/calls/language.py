@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.languages.calls.book import BOOK, CallBook, choose_calls, with_wrong_answers_only
-from composer_replication.languages.functions import Function
+from composer_replication.languages.functions import Function, files_with_stubs
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.languages.tripwire import alarms_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.sandbox.protocol import Ending, Installation, Tree
+from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
 from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import GoldProfile, HeldOutChecks, HeldOutProgram
 
@@ -23,6 +23,10 @@ class LanguageWithCalls(ABC):
     modes = ("stub",)
     extras = ()
     tests_in_sources = False
+    runner_type: type[CodeRunner]
+    """The class of what runs tests."""
+    stub: str
+    """The body of a deleted function."""
     kinds: Mapping[str, str] = {}
     """Name of what is worth a look in its code -> what the code does with it (`languages.tripwire`)."""
 
@@ -37,6 +41,26 @@ class LanguageWithCalls(ABC):
     @abstractmethod
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """See `GradedLanguage.wrong_programs`."""
+
+    def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:
+        """Return what runs the tests."""
+        return self.runner_type(sandbox=sandbox, python=python, python_path=python_path, limits=limits)
+
+    def built_folders(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """Return none: what is built lies elsewhere."""
+        del paths
+        return ()
+
+    def without(
+        self, files: Mapping[str, bytes], functions: Sequence[Function], mode: str, python_path: Sequence[str]
+    ) -> Mapping[str, bytes]:
+        """Delete bodies."""
+        del mode, python_path
+        return files_with_stubs(files, functions, self.stub)
+
+    def broken_without(self, errors: Sequence[str]) -> str:
+        """Return that the code does not compile, where tests could not be built."""
+        return f"the code does not compile without it: {errors[0].partition(': ')[2]}" if errors else ""
 
     def refuse_environment(self, task: TaskSpec, python: Path, installed: Installation) -> None:
         """Do nothing: copies of the code are searched for when a task is built."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 Value: TypeAlias = dict[str, Any]
@@ -11,6 +12,8 @@ Value: TypeAlias = dict[str, Any]
 `interface`, `nil`, or one that cannot be looked at), `t` the type as the language writes it, `v` the text of a plain value, `e`
 what is inside."""
 
+NUMBER = re.compile(r"NaN|-?Infinity|-?\d+(\.\d+)?([eE][+-]?\d+)?|-?inf|nan")
+"""The text of a float."""
 _CLOSE, _NEAR_ZERO = 1e-9, 1e-12
 
 
@@ -30,6 +33,18 @@ def nodes_of(value: Value) -> Iterator[Value]:
     elif value["k"] == "struct":
         for _, one in inner or ():
             yield from nodes_of(one)
+
+
+def is_made_of(value: Any, is_node: Callable[[Any], bool]) -> bool:
+    """Return whether untrusted data is a value of which a language knows every part.
+
+    Args:
+        is_node: returns whether it knows a part; it may raise what reading data of another shape raises.
+    """
+    try:
+        return all(map(is_node, nodes_of(value)))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        return False
 
 
 def differs(expected: Any, found: Any) -> bool:

@@ -8,15 +8,15 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from composer_replication.languages.calls.book import is_answer
-from composer_replication.languages.calls.call import Answer, FunctionCall
+from composer_replication.languages.calls.asking import Asked, answers_of
+from composer_replication.languages.calls.call import FunctionCall
 from composer_replication.languages.calls.values import Value, nodes_of
 from composer_replication.languages.go.instrument import Target, support, template
 from composer_replication.languages.go.runner import FOLDER, GoRunner
 from composer_replication.languages.go.values import as_source
 from composer_replication.languages.programs import program_of
 from composer_replication.sandbox.beneath import OpenFolder
-from composer_replication.sandbox.protocol import Ending, Tree
+from composer_replication.sandbox.protocol import Tree
 from composer_replication.types.errors import SandboxError
 
 _ASKER = "zz_composer_asker_test.go"
@@ -75,7 +75,7 @@ def ask(
     *,
     judged: bool,
     extra: Mapping[str, Mapping[str, bytes]] | None = None,
-) -> tuple[list[Answer | None], Ending, str]:
+) -> Asked:
     """Make calls over a tree without its tests; return an answer each, None for one without, how the sandbox ended, and what the
     compiler said.
 
@@ -96,14 +96,7 @@ def ask(
         packages.append({"folder": folder, "count": len(numbers), "files": files, "asker": _ASKER})
     program = program_of(FOLDER, "settings", "toolchain", "ask_driver")
     result, found = runner.ask(without_tests(tree), program, {"packages": packages, "mark": mark}, {}, judged=judged)
-    answers: list[Answer | None] = [None] * len(calls)
-    if not isinstance(found, list) or len(found) != len(packages):
-        return answers, result.ending, ""
-    said = ""
-    for numbers, one in zip(folders.values(), found, strict=True):
-        said = said or str(one[1])
-        for number, answer in zip(numbers, one[0], strict=False):
-            answers[number] = answer if is_answer(answer) else None
+    answers, said = answers_of(found, list(folders.values()), len(calls))
     return answers, result.ending, said
 
 

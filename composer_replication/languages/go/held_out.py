@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from composer_replication.languages.calls.book import CallBook, read_program, steady_calls, with_variations, wrong_answers
-from composer_replication.languages.calls.call import FunctionCall
+from composer_replication.languages.calls.asking import Asked, answered_book, judged_calls
+from composer_replication.languages.calls.book import CallBook
+from composer_replication.languages.calls.call import FunctionCall, is_inside
 from composer_replication.languages.go.calls import ask, call_of, names_types
 from composer_replication.languages.go.instrument import Target, callables_of, instrumented, packages_of, support, types_of
 from composer_replication.languages.go.runner import GoRunner
@@ -36,17 +37,14 @@ def make_call_book(runner: GoRunner, tree: Tree, files: Mapping[str, bytes], tes
     observed = instrumented(files)
     run, lines = runner.run_observed(Tree(base=tree.base, changes={**tree.changes, **observed}), {}, tests)
     known = {one.key: one for path, source in files.items() for one in callables_of(path, source)}
-    calls, bases = with_variations(_recorded(lines or (), known, types_of(files)), seed)
-    if not calls:
-        why = next(iter(run.collect_errors), f"the tests ended: {run.ending}")
-        return CallBook(calls={}, notes=(f"no call of the tests could be recorded: {why}",))
     more = ("values", "recorder", "hits")
     extra = {folder: _named(support(folder, package, more)) for folder, package in packages_of(files).items()}
     hits = Tree(base=tree.base, changes={**tree.changes, **observed})
-    first, _, said = ask(runner, hits, calls, judged=False, extra=extra)
-    again, _, _ = ask(runner, tree, calls, judged=False)
-    kept = steady_calls(calls, bases, first, again)
-    return CallBook(calls=kept, notes=(f"held-out calls: {said}",) if said else ())
+
+    def answers(calls: Sequence[FunctionCall], blocks: bool) -> Asked:
+        return ask(runner, hits if blocks else tree, calls, judged=False, extra=extra if blocks else None)
+
+    return answered_book(run, _recorded(lines or (), known, types_of(files)), seed, answers)
 
 
 def _named(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -78,16 +76,15 @@ def wrong_calls(runner: GoRunner, tree: Tree, programs: Sequence[HeldOutProgram]
         TaskError: a program is not a call.
         SandboxError: the sandbox broke.
     """
-    known = [read_program(program, is_call) for program in programs]
-    answers, ending, _ = ask(runner, tree, [call for call, _ in known], judged=True)
-    return wrong_answers(known, answers), ending
+    return judged_calls(programs, is_call, lambda calls: ask(runner, tree, calls, judged=True))
 
 
 def is_call(call: FunctionCall) -> bool:
     """Return whether untrusted data are a call. Raises KeyError, TypeError or AttributeError on data of other types."""
     how = call.how
     names = (how["package"], *how["name"].split("."))
-    inside = how["folder"] == "." or (not how["folder"].startswith("/") and ".." not in how["folder"].split("/"))
     numbers = isinstance(how["results"], int) and 0 <= how["results"] <= _MOST_RESULTS and len(call.given) >= 1
     switches = all(isinstance(how[name], bool) for name in ("method", "variadic"))
-    return numbers and switches and inside and all(map(str.isidentifier, names)) and all(map(is_value, call.given))
+    return (
+        numbers and switches and is_inside(how["folder"]) and all(map(str.isidentifier, names)) and all(map(is_value, call.given))
+    )

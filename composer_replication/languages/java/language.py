@@ -11,7 +11,7 @@ from typing import cast
 from composer_replication.languages.calls.book import CallBook
 from composer_replication.languages.calls.language import LanguageWithCalls
 from composer_replication.languages.copies import find_copies
-from composer_replication.languages.functions import Function, Skipped, files_with_stubs
+from composer_replication.languages.functions import Function, Skipped
 from composer_replication.languages.java.alarms import KINDS, telling
 from composer_replication.languages.java.environment import prepare_environment
 from composer_replication.languages.java.held_out import make_call_book, wrong_calls
@@ -23,12 +23,10 @@ from composer_replication.languages.java.syntax import find_functions, outline
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.languages.programs import program_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
+from composer_replication.sandbox.protocol import Ending, Sandbox, Tree
 from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import HeldOutProgram
 
-_STUB = 'throw new UnsupportedOperationException("not implemented");'
-"""The body that stands in a task's tree."""
 _SHELL = """for composer_java in {own}/bin "$(dirname "$(readlink -f /usr/bin/javac)")" /usr/lib/jvm/*/bin; do
     [ -x "$composer_java/javac" ] && break
 done
@@ -58,11 +56,9 @@ class Java(LanguageWithCalls):
 
     name = "java"
     kinds = KINDS
+    runner_type = JavaRunner
+    stub = 'throw new UnsupportedOperationException("not implemented");'
     requirements = ()
-
-    def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:
-        """Return what runs the tests."""
-        return JavaRunner(sandbox=sandbox, python=python, python_path=python_path, limits=limits)
 
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """Make the held-out calls."""
@@ -108,17 +104,6 @@ class Java(LanguageWithCalls):
     def is_source(self, path: str) -> bool:
         """Return whether a file is code and no test."""
         return place_of(path) == "main"
-
-    def without(
-        self, files: Mapping[str, bytes], functions: Sequence[Function], mode: str, python_path: Sequence[str]
-    ) -> Mapping[str, bytes]:
-        """Delete bodies; what a constructor begins with stays (`this(...)` or `super(...)`)."""
-        del mode, python_path
-        return files_with_stubs(files, functions, _STUB)
-
-    def broken_without(self, errors: Sequence[str]) -> str:
-        """Return that the code does not compile, where a file of tests could not be built."""
-        return f"the code does not compile without it: {errors[0].partition(': ')[2]}" if errors else ""
 
     def outline(self, source: bytes, qualname: str) -> tuple[str, str]:
         """Return the signature, and the comment above it."""

@@ -9,15 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING
 
-from composer_replication.languages.functions import Function, Skipped, split_lines
-from composer_replication.languages.trees import is_parsed_within, text_of, walk
-from composer_replication.types.errors import MissingExtraError
+from composer_replication.languages.functions import Function, Skipped, sorted_out, split_lines
+from composer_replication.languages.trees import Grammar, text_of, walk
 
 if TYPE_CHECKING:
-    from tree_sitter import Node, Parser
+    from tree_sitter import Node
 
 _CLASSES = frozenset({"class_declaration", "interface_declaration", "enum_declaration", "record_declaration"})
 _MEMBERS = frozenset({"method_declaration", "constructor_declaration", "compact_constructor_declaration"})
@@ -32,26 +30,8 @@ ANY_TYPE = "?"
 """A type variable, in `JavaMember.types`."""
 
 
-@cache
-def _parser() -> Parser:
-    try:
-        import tree_sitter_java
-        from tree_sitter import Language
-        from tree_sitter import Parser as TreeSitterParser
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("reading Java needs tree-sitter", fix="pip install 'composer-replication[java]'") from error
-    return TreeSitterParser(Language(tree_sitter_java.language()))
-
-
-def root_of(source: bytes) -> Node:
-    """Return the root of a file's syntax tree; what cannot be parsed is a node of the kind `ERROR` in it."""
-    return _parser().parse(source).root_node
-
-
-def is_read_within(path: str, source: bytes, seconds: float) -> bool:
-    """Return whether a file can be parsed in so many CPU seconds."""
-    del path
-    return is_parsed_within(_parser(), source, seconds)
+_GRAMMAR = Grammar("tree_sitter_java", "language", "Java", "java")
+root_of, is_read_within = _GRAMMAR.root_of, _GRAMMAR.is_read_within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,17 +152,7 @@ def find_functions(path: str, source: bytes) -> tuple[list[Function], list[Skipp
     if root.has_error:
         return [], [Skipped(path, "cannot be parsed")]
     lines = split_lines(source)
-    functions: list[Function] = []
-    skipped: list[Skipped] = []
-    for one in members_of(root):
-        found = _examine(path, one, lines)
-        if isinstance(found, Function):
-            functions.append(found)
-        else:
-            skipped.append(Skipped(f"{path}::{one.qualname}", found))
-    times = Counter(function.key for function in functions)
-    skipped += [Skipped(key, "defined more than once") for key, count in times.items() if count > 1]
-    return [function for function in functions if times[function.key] == 1], skipped
+    return sorted_out(path, ((one.qualname, _examine(path, one, lines)) for one in members_of(root)))
 
 
 def _examine(path: str, one: JavaMember, lines: list[bytes]) -> Function | str:

@@ -5,20 +5,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from composer_replication.languages.calls.values import nodes_of
+from composer_replication.languages.calls.values import NUMBER, is_made_of
 
 _INTS = frozenset({"Integer", "Long", "Short", "Byte"})
 _FLOATS = frozenset({"Double", "Float"})
-_NUMBER = re.compile(r"NaN|-?Infinity|-?\d+(\.\d+)?([eE][+-]?\d+)?|-?inf|nan")
 _TYPE = re.compile(r"[\w.$]+(\[\])*")
 
 
 def is_value(value: Any) -> bool:
     """Return whether untrusted data is a value that `Made.java` makes."""
-    try:
-        return all(map(_is_node, nodes_of(value)))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        return False
+    return is_made_of(value, _is_node)
 
 
 def _is_node(node: Any) -> bool:
@@ -33,7 +29,7 @@ def _is_node(node: Any) -> bool:
         case "int":
             return node["t"] in _INTS and isinstance(text, str) and re.fullmatch(r"-?\d+", text) is not None
         case "float":
-            return node["t"] in _FLOATS and isinstance(text, str) and _NUMBER.fullmatch(text) is not None
+            return node["t"] in _FLOATS and isinstance(text, str) and NUMBER.fullmatch(text) is not None
         case "string":
             return isinstance(text, str)
         case "list" | "map":

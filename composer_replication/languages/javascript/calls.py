@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from composer_replication.languages.calls.book import is_answer
-from composer_replication.languages.calls.call import Answer, FunctionCall
+from composer_replication.languages.calls.asking import Asked, answers_of
+from composer_replication.languages.calls.call import FunctionCall
 from composer_replication.languages.calls.values import nodes_of
 from composer_replication.languages.javascript.instrument import exposure
 from composer_replication.languages.javascript.layout import TEST_FOLDERS, is_source, is_test
@@ -19,7 +19,7 @@ from composer_replication.languages.javascript.support import FOLDER, support_fi
 from composer_replication.languages.javascript.syntax import is_read_within
 from composer_replication.languages.programs import program_of
 from composer_replication.languages.tree_files import content_of, files_of, without_files
-from composer_replication.sandbox.protocol import Ending, Tree
+from composer_replication.sandbox.protocol import Tree
 
 _JUDGED_S, _GOLD_S = 15.0, 5.0
 """Seconds without an answer after which a call is given up: less for the gold code, so that a slower machine does not turn right
@@ -53,9 +53,7 @@ _PLAIN = frozenset({"ava", "tape", "tap"})
 """Frameworks that load modules as node does."""
 
 
-def ask(
-    runner: JavaScriptRunner, tree: Tree, calls: Sequence[FunctionCall], framework: str, *, judged: bool
-) -> tuple[list[Answer | None], Ending, str]:
+def ask(runner: JavaScriptRunner, tree: Tree, calls: Sequence[FunctionCall], framework: str, *, judged: bool) -> Asked:
     """Make calls over a tree without its tests; return an answer each, None for one without, how the sandbox ended, and what went
     wrong where modules could not be loaded.
 
@@ -84,10 +82,8 @@ def ask(
     program = program_of(FOLDER, "settings", "toolchain", "ask_driver")
     shown = without_tests(replace(tree, changes=changes))
     result, found = runner.ask(shown, program, request, {}, judged=judged)
-    answers: list[Answer | None] = [None] * len(calls)
-    if not isinstance(found, list) or len(found) != 2 or not isinstance(found[0], list) or len(found[0]) != len(calls):
-        return answers, result.ending, ""
-    return [answer if is_answer(answer) else None for answer in found[0]], result.ending, str(found[1])
+    answers, said = answers_of([found], [range(len(calls))], len(calls))
+    return answers, result.ending, said
 
 
 def _asker(tree: Tree, calls: Sequence[FunctionCall], framework: str, mark: str) -> dict[str, str]:

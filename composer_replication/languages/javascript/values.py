@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from composer_replication.languages.calls.values import nodes_of
+from composer_replication.languages.calls.values import NUMBER, is_made_of
 
 _LISTS = frozenset(
     {
@@ -21,15 +21,11 @@ _TYPES = {
     "list": _LISTS,
     "map": frozenset({"Map", "Object"}),
 }
-_NUMBER = re.compile(r"NaN|-?Infinity|-?\d+(\.\d+)?([eE][+-]?\d+)?|-?inf|nan")
 
 
 def is_value(value: Any) -> bool:
     """Return whether untrusted data is a value that `values.cjs` makes."""
-    try:
-        return all(map(_is_node, nodes_of(value)))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        return False
+    return is_made_of(value, _is_node)
 
 
 def _is_node(node: Any) -> bool:
@@ -56,5 +52,5 @@ def _is_text(kind: str, text: str) -> bool:
         case "int":
             return re.fullmatch(r"-?\d+", text) is not None
         case "float":
-            return _NUMBER.fullmatch(text) is not None
+            return NUMBER.fullmatch(text) is not None
     return True

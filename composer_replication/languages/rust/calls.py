@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from composer_replication.languages.calls.book import is_answer
-from composer_replication.languages.calls.call import Answer, FunctionCall
+from composer_replication.languages.calls.asking import Asked, answers_of
+from composer_replication.languages.calls.call import FunctionCall
 from composer_replication.languages.programs import program_of
 from composer_replication.languages.rust.crates import Crate, RustModule
 from composer_replication.languages.rust.inline_tests import without_tests
@@ -33,7 +33,7 @@ from composer_replication.languages.rust.instrument import (
 from composer_replication.languages.rust.runner import FOLDER, RustRunner
 from composer_replication.languages.rust.syntax import items_of, root_of
 from composer_replication.languages.trees import text_of
-from composer_replication.sandbox.protocol import Ending, Tree
+from composer_replication.sandbox.protocol import Tree
 
 _JUDGED_MS, _GOLD_MS = 2000, 400
 """Limits of one call: less for the gold code, so that a slower machine does not turn right into wrong."""
@@ -86,9 +86,7 @@ def _here(kind: str, support: str) -> str:
     return re.sub(r"^asker::", f"crate::{support}::asker::", text)
 
 
-def ask(
-    runner: RustRunner, tree: Tree, calls: Sequence[FunctionCall], *, judged: bool, blocks: bool = False
-) -> tuple[list[Answer | None], Ending, str]:
+def ask(runner: RustRunner, tree: Tree, calls: Sequence[FunctionCall], *, judged: bool, blocks: bool = False) -> Asked:
     """Make calls over a tree without its tests; return an answer each, None for one without, how the sandbox ended, and what the
     compiler said.
 
@@ -120,14 +118,7 @@ def ask(
     most = _JUDGED_ENDED if judged else _GOLD_ENDED
     whole = replace(project.tree, changes={**project.tree.changes, **files})
     result, found = runner.ask(whole, program, {"crates": crates, "mark": mark, "most_ended": most}, {}, judged=judged)
-    answers: list[Answer | None] = [None] * len(calls)
-    if not isinstance(found, list) or len(found) != len(crates):
-        return answers, result.ending, ""
-    said = ""
-    for numbers, one in zip(roots.values(), found, strict=True):
-        said = said or str(one[1])
-        for number, answer in zip(numbers, one[0], strict=False):
-            answers[number] = answer if is_answer(answer) else None
+    answers, said = answers_of(found, list(roots.values()), len(calls))
     return answers, result.ending, said
 
 

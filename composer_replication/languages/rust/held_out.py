@@ -7,9 +7,10 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from composer_replication.languages.calls.book import CallBook, read_program, steady_calls, with_variations, wrong_answers
-from composer_replication.languages.calls.call import FunctionCall
-from composer_replication.languages.calls.values import Value, nodes_of
+from composer_replication.languages.calls.asking import answered_book, judged_calls
+from composer_replication.languages.calls.book import CallBook
+from composer_replication.languages.calls.call import FunctionCall, is_inside
+from composer_replication.languages.calls.values import is_made_of
 from composer_replication.languages.rust.calls import ask
 from composer_replication.languages.rust.crates import Crate
 from composer_replication.languages.rust.instrument import Project, recording
@@ -38,14 +39,8 @@ def make_call_book(runner: RustRunner, tree: Tree, sources: Sequence[str], tests
     mark = secrets.token_hex(8)
     made = recording(tree, mark)
     run, lines = runner.run_observed(tree, {"made": made, "mark": mark, "calls": True}, tests)
-    calls, bases = with_variations(_recorded(lines or (), made.project, sources), seed)
-    if not calls:
-        often = "they are too many, or what they are given cannot be written down" if lines else f"the tests ended: {run.ending}"
-        why = next(iter(run.collect_errors), often)
-        return CallBook(calls={}, notes=(f"no call of the tests could be recorded: {why}",))
-    first, _, said = ask(runner, tree, calls, judged=False, blocks=True)
-    again, _, _ = ask(runner, tree, calls, judged=False)
-    return CallBook(calls=steady_calls(calls, bases, first, again), notes=(f"held-out calls: {said}",) if said else ())
+    recorded = _recorded(lines or (), made.project, sources)
+    return answered_book(run, recorded, seed, lambda calls, blocks: ask(runner, tree, calls, judged=False, blocks=blocks))
 
 
 def _recorded(lines: Iterable[Any], project: Project, sources: Sequence[str]) -> Iterator[FunctionCall]:
@@ -67,12 +62,14 @@ def _recorded(lines: Iterable[Any], project: Project, sources: Sequence[str]) ->
             yield FunctionCall(key=target.key, how=how, given=tuple(line[3]))
 
 
-def _is_value(value: Value) -> bool:
-    """Return whether data is a value that can be read. Raises KeyError, TypeError or AttributeError on data of other types."""
-    return all(
-        isinstance(node["v"], str) and isinstance(node.get("t", ""), str) if node["k"] in _PLAIN else node["k"] in _INNER
-        for node in nodes_of(value)
-    )
+def _is_value(value: Any) -> bool:
+    return is_made_of(value, _is_node)
+
+
+def _is_node(node: Any) -> bool:
+    if node["k"] not in _PLAIN:
+        return node["k"] in _INNER
+    return isinstance(node["v"], str) and isinstance(node.get("t", ""), str)
 
 
 def wrong_calls(runner: RustRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
@@ -82,17 +79,13 @@ def wrong_calls(runner: RustRunner, tree: Tree, programs: Sequence[HeldOutProgra
         TaskError: a program is not a call.
         SandboxError: the sandbox broke.
     """
-    known = [read_program(program, is_call) for program in programs]
-    if not known:
-        return [], Ending.EXITED
-    answers, ending, _ = ask(runner, tree, [call for call, _ in known], judged=True)
-    return wrong_answers(known, answers), ending
+    return judged_calls(programs, is_call, lambda calls: ask(runner, tree, calls, judged=True))
 
 
 def is_call(call: FunctionCall) -> bool:
     """Return whether untrusted data are a call. Raises KeyError, TypeError or AttributeError on data of other types."""
     how: Mapping[str, Any] = call.how
-    inside = all(not path.startswith("/") and ".." not in path.split("/") for path in (how["root"], call.key.partition("::")[0]))
+    inside = all(map(is_inside, (how["root"], call.key.partition("::")[0])))
     named = all(map(_is_name, [how["name"], *how["modules"]])) and re.fullmatch(r"(\{(:\w?\??)?\})?", how["format"]) is not None
     types = [how["owner"], how["trait"], *how["types"], *(kind for _, kind in how["passed"])]
     passed = len(how["passed"]) == len(call.given) >= 1 and all(_PASSED.fullmatch(way) for way, _ in how["passed"])

@@ -10,7 +10,7 @@ from typing import cast
 from composer_replication.languages.calls.book import CallBook
 from composer_replication.languages.calls.language import LanguageWithCalls
 from composer_replication.languages.copies import find_copies
-from composer_replication.languages.functions import Function, Skipped, with_stubs
+from composer_replication.languages.functions import Function, Skipped
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.languages.programs import program_of
 from composer_replication.languages.rust.alarms import KINDS, telling
@@ -21,12 +21,10 @@ from composer_replication.languages.rust.runner import FOLDER, RustRunner
 from composer_replication.languages.rust.settings import REGISTRY, SETTINGS, TOOLCHAIN
 from composer_replication.languages.rust.syntax import find_functions, outline, root_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
-from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
+from composer_replication.sandbox.protocol import Ending, Sandbox, Tree
 from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import HeldOutProgram
 
-_STUB = "unimplemented!()"
-"""The body that stands in a task's tree."""
 _SHELL = """export {settings}
 export PATH={toolchain}/bin:"$PATH" CARGO_HOME=/tmp/.cargo CARGO_TARGET_DIR=/tmp/.cargo-target
 mkdir -p /tmp/.cargo
@@ -42,12 +40,10 @@ class Rust(LanguageWithCalls):
 
     name = "rust"
     kinds = KINDS
+    runner_type = RustRunner
+    stub = "unimplemented!()"
     requirements = ()
     tests_in_sources = True
-
-    def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:
-        """Return what builds and runs the tests."""
-        return RustRunner(sandbox=sandbox, python=python, python_path=python_path, limits=limits)
 
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """Make the held-out calls."""
@@ -86,20 +82,6 @@ class Rust(LanguageWithCalls):
     def is_source(self, path: str) -> bool:
         """Return whether a file is Rust and not only tests."""
         return path.endswith(".rs") and not {"tests", "benches", "examples"} & set(path.split("/")) and path != "build.rs"
-
-    def without(
-        self, files: Mapping[str, bytes], functions: Sequence[Function], mode: str, python_path: Sequence[str]
-    ) -> Mapping[str, bytes]:
-        """Delete bodies. Imports that nothing uses then are warnings."""
-        del mode, python_path
-        by_path: dict[str, list[Function]] = {}
-        for function in functions:
-            by_path.setdefault(function.path, []).append(function)
-        return {path: with_stubs(files[path], found, _STUB) for path, found in by_path.items()}
-
-    def broken_without(self, errors: Sequence[str]) -> str:
-        """Return that the code does not compile, where a crate could not be built."""
-        return f"the code does not compile without it: {errors[0].partition(': ')[2]}" if errors else ""
 
     def outline(self, source: bytes, qualname: str) -> tuple[str, str]:
         """Return the signature, and the comment above it."""

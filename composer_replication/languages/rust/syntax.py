@@ -6,18 +6,15 @@ Nodes are those of https://github.com/tree-sitter/tree-sitter-rust (grammar 0.24
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
-from composer_replication.languages.functions import Function, Skipped, split_lines
-from composer_replication.languages.trees import is_parsed_within, text_of, walk
-from composer_replication.types.errors import MissingExtraError
+from composer_replication.languages.functions import Function, Skipped, sorted_out, split_lines
+from composer_replication.languages.trees import Grammar, text_of, walk
 
 if TYPE_CHECKING:
-    from tree_sitter import Node, Parser
+    from tree_sitter import Node
 
 _BRANCHES = frozenset(
     {
@@ -31,26 +28,8 @@ _CFG_TEST = re.compile(r"#\[\s*cfg\s*\(\s*(?:test|all\s*\(\s*test\b.*)\s*(?:\)|,
 _PROC_MACROS = re.compile(r"#\[\s*proc_macro\w*")
 
 
-@cache
-def _parser() -> Parser:
-    try:
-        import tree_sitter_rust
-        from tree_sitter import Language
-        from tree_sitter import Parser as TreeSitterParser
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("reading Rust needs tree-sitter", fix="pip install 'composer-replication[rust]'") from error
-    return TreeSitterParser(Language(tree_sitter_rust.language()))
-
-
-def root_of(source: bytes) -> Node:
-    """Return the root of a file's syntax tree; what cannot be parsed is a node of the kind `ERROR` in it."""
-    return _parser().parse(source).root_node
-
-
-def is_read_within(path: str, source: bytes, seconds: float) -> bool:
-    """Return whether a file can be parsed in so many CPU seconds."""
-    del path
-    return is_parsed_within(_parser(), source, seconds)
+_GRAMMAR = Grammar("tree_sitter_rust", "language", "Rust", "rust")
+root_of, is_read_within = _GRAMMAR.root_of, _GRAMMAR.is_read_within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,19 +129,7 @@ def find_functions(path: str, source: bytes, *, keep_docstring: bool = True) -> 
     if root.has_error:
         return [], [Skipped(path, "cannot be parsed")]
     lines = split_lines(source)
-    functions: list[Function] = []
-    skipped: list[Skipped] = []
-    for item in functions_of(root):
-        if item.is_test:
-            continue
-        found = _examine(path, item, lines)
-        if isinstance(found, Function):
-            functions.append(found)
-        else:
-            skipped.append(Skipped(f"{path}::{item.qualname}", found))
-    times = Counter(function.key for function in functions)
-    skipped += [Skipped(key, "defined more than once") for key, count in times.items() if count > 1]
-    return [function for function in functions if times[function.key] == 1], skipped
+    return sorted_out(path, ((item.qualname, _examine(path, item, lines)) for item in functions_of(root) if not item.is_test))
 
 
 def _examine(path: str, item: Item, lines: list[bytes]) -> Function | str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from composer_replication.languages.functions import Function, body_of
+from composer_replication.tasks.proofs.leak import MIN_TOKENS, tokens_of
 
-_TOKEN = re.compile(r"\w+|[^\w\s]")
-_COMMENT = re.compile(r"(?:#|//)[^\n]*")
-_FEWEST_TOKENS = 12
-"""Shorter bodies are alike by chance."""
 _MOST_WORDS = 2
 """Distinct words that may differ."""
 
@@ -25,8 +21,8 @@ def find_twins(functions: Sequence[Function], files: Mapping[str, bytes]) -> dic
     """
     alike: dict[tuple[str, ...], list[tuple[str, list[str]]]] = {}
     for function in functions:
-        tokens = _TOKEN.findall(_COMMENT.sub("", body_of(files[function.path], function).decode(errors="replace")))
-        if len(tokens) >= _FEWEST_TOKENS:
+        tokens = tokens_of(body_of(files[function.path], function).decode(errors="replace"))
+        if len(tokens) >= MIN_TOKENS:
             shape = tuple("" if token[0].isalnum() or token[0] == "_" else token for token in tokens)
             alike.setdefault(shape, []).append((function.key, tokens))
     found: dict[str, set[str]] = {}

@@ -1,7 +1,7 @@
 """Leaks: the deleted code elsewhere in what the agent can see.
 
 Texts are compared as sequences of words and operators, without comments and brackets, so a copy in another layout is found too.
-A sibling that merely resembles the deleted code is not a leak. A body of fewer than `_MIN_TOKENS` is not distinctive and is not
+A sibling that merely resembles the deleted code is not a leak. A body of fewer than `MIN_TOKENS` is not distinctive and is not
 searched for.
 """
 
@@ -22,7 +22,8 @@ from composer_replication.tasks.sources.source import is_litter
 from composer_replication.types.errors import SandboxError, SourceError
 
 _SHINGLE = 6
-_MIN_TOKENS = 12
+MIN_TOKENS = 12
+"""A body with fewer resembles others by chance."""
 _SHARE = 0.85
 """A file that holds this share of a body's runs of `_SHINGLE` tokens holds the body."""
 _MAX_BYTES = 8 << 20
@@ -138,26 +139,27 @@ def refuse_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[
             raise SourceError(f"{python} has {what.format(*copy)}, which would give the answers away", fix=fix)
 
 
-def _tokens(text: str) -> list[str]:
+def tokens_of(text: str) -> list[str]:
+    """Return the words and operators of a piece of code, comments and brackets left out."""
     return _TOKEN.findall(_COMMENT.sub("", text))
 
 
 def body_shingles(text: str) -> set[int]:
     """Return hashes, good in this process, of every run of tokens in a body; none when it is too short to be distinctive."""
-    return _shingles([text]) if len(_tokens(text)) >= _MIN_TOKENS else set()
+    return _shingles([text]) if len(tokens_of(text)) >= MIN_TOKENS else set()
 
 
 def is_distinctive(text: str) -> bool:
     """Return whether a piece of code is long enough that another text does not hold a run of it by chance."""
-    return len(_tokens(text)) >= _SHINGLE
+    return len(tokens_of(text)) >= _SHINGLE
 
 
 def gives_away(text: str, bodies: Iterable[str], *, shown: str = "") -> bool:
     """Return whether `text` contains a run of a body's tokens that is not in `shown` (the whole body, where it is shorter)."""
     for body in bodies:
-        tokens = _tokens(body)
+        tokens = tokens_of(body)
         length = min(_SHINGLE, len(tokens))
-        given, known = (set(_runs(_tokens(said), length)) for said in (text, shown))
+        given, known = (set(_runs(tokens_of(said), length)) for said in (text, shown))
         if tokens and not given.isdisjoint(set(_runs(tokens, length)) - known):
             return True
     return False
@@ -169,7 +171,7 @@ def _runs(tokens: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
 
 def _shingles(texts: Iterable[str]) -> set[int]:
     """Return hashes of every run of `_SHINGLE` tokens."""
-    return {hash(run) for text in texts for run in _runs(_tokens(text), _SHINGLE)}
+    return {hash(run) for text in texts for run in _runs(tokens_of(text), _SHINGLE)}
 
 
 def _texts(path: str, content: bytes) -> Iterator[str]:
