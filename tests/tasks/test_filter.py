@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -21,11 +22,16 @@ PROJECT = {
 }
 
 
-@pytest.fixture
-def tasks(tmp_path: Path, write_project: Callable[[Mapping[str, str]], Path]) -> Path:
-    out = tmp_path / "tasks"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, write_project: Callable[[Mapping[str, str]], Path]) -> Path:
+    out = tmp_path_factory.mktemp("made") / "tasks"
     build_tasks(str(write_project(PROJECT)), out, BuildOptions(trivial=True, forgeable=True))
     return out
+
+
+@pytest.fixture
+def tasks(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "tasks"))
 
 
 def results(folder: Path, **rates: dict[str, float]) -> Path:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from go_project import PYTHON
+from scripted import refuse_damaged, solve_with_shell
 
-from composer_replication.envs.suite import TaskSuite
-from composer_replication.languages.calls.book import read_program
 from composer_replication.languages.go.held_out import is_call, wrong_calls
 from composer_replication.languages.go.runner import GoRunner
 from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks import BuildOptions, Task, build_tasks, load_task
-from composer_replication.types import GradeReport, ToolCall
-from composer_replication.types.errors import ConfigError, TaskError
+from composer_replication.types import GradeReport
+from composer_replication.types.errors import ConfigError
 
 STRONG = {"Ledger.Add", "Ledger.Largest", "Parse", "digits", "Names", "Loud"}
 
@@ -163,38 +161,18 @@ def test_held_out_calls_are_not_those_of_the_tests(tasks: dict[str, Task], runne
 
 
 def test_an_agent_with_a_shell_solves_it(tasks: dict[str, Task]) -> None:
-    task = tasks["Loud"]
-    suite = TaskSuite(task.root.parent, toolset="shell", forgeable=True)
-    env = suite.env(next(one for one in suite.tasks if one.spec.task_id == task.spec.task_id))
-    env.reset()
-
-    def call(name: str, **arguments: str) -> tuple[str, str]:
-        result = env.step(ToolCall(call_id="1", name=name, arguments=arguments))
-        return result.status, result.content
-
-    status, content = call("bash", command="go test ./shout")
-    assert status == "command_failed"
-    assert "not implemented" in content
-    assert call("run_tests")[0] == "tests_failed"
-    body = with_body(task, OTHER_WAYS["Loud"])["shout/shout.go"].decode()
-    assert call("bash", command=f"cat > shout/shout.go <<'EOF'\n{body}EOF\ngo vet ./shout && go test ./shout")[0] == "ok"
-    assert call("run_tests")[0] == "ok"
-    assert env.grade().reward == 1.0
+    path, test = "shout/shout.go", "go test ./shout"
+    body = with_body(tasks["Loud"], OTHER_WAYS["Loud"])[path].decode()
+    solve_with_shell(tasks["Loud"], tests=test, path=path, body=body, then=f"go vet ./shout && {test}")
 
 
 def test_a_damaged_held_out_call_is_an_error(tasks: dict[str, Task]) -> None:
-    program = load_task(tasks["digits"].root).spec.hidden.programs[0]
-    step = json.loads(program.steps)[0][1]
     injected = {"k": "int", "t": "int", "v": "1); panic(0"}
-    changes: list[Any] = [
+    changes: list[dict[str, Any]] = [
         *({"name": "x(); panic"}, {"name": 3}, {"folder": "../.."}, {"folder": 3}, {"package": "a b"}),
         *({"given": [injected]}, {"given": []}, {"given": 3}, {"results": "a"}, {"results": 10**9}, {"results": -1}),
     ]
-    odd = [replace(program, steps=json.dumps([[0, {**step, **change}]])) for change in changes]
-    odd += [replace(program, expected=text) for text in ("[]", "x", "[3]", '[{"r": 3, "a": []}]', '[{"r": [3], "a": []}]')]
-    for one in odd:
-        with pytest.raises(TaskError, match="held-out call"):
-            read_program(one, is_call)
+    refuse_damaged(load_task(tasks["digits"].root).spec.hidden.programs[0], is_call, changes)
 
 
 @pytest.mark.parametrize(

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rust_projects import PYTHON
+from scripted import refuse_damaged, solve_with_shell
 from test_rust_forgeries import OTHER_WAYS, graded, with_body
 
-from composer_replication.envs.suite import TaskSuite
-from composer_replication.languages.calls.book import read_program
 from composer_replication.languages.rust.held_out import is_call, wrong_calls
 from composer_replication.languages.rust.runner import RustRunner
 from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks import BuildOptions, Task, build_tasks, load_tasks
-from composer_replication.types import Outcome, ToolCall
-from composer_replication.types.errors import ConfigError, TaskError
+from composer_replication.types import Outcome
+from composer_replication.types.errors import ConfigError
 
 STRONG = {"digits", "parse", "Shelf.put", "Loud.loud", "sorted", "Ledger.add", "Ledger.by_name", "checked_share"}
 
@@ -98,40 +96,19 @@ def test_a_workspace_gives_tasks(house: Path, sandbox: Sandbox, tmp_path: Path) 
 
 
 def test_an_agent_with_a_shell_solves_it(rust_tasks: dict[str, Task]) -> None:
-    task = rust_tasks["Loud.loud"]
-    suite = TaskSuite(task.root.parent, toolset="shell", forgeable=True)
-    env = suite.env(next(one for one in suite.tasks if one.spec.task_id == task.spec.task_id))
-    env.reset()
-
-    def call(name: str, **arguments: str) -> tuple[str, str]:
-        result = env.step(ToolCall(call_id="1", name=name, arguments=arguments))
-        return result.status, result.content
-
-    status, content = call("bash", command="rustc --version && cargo test --offline --test whole shouts")
-    assert status == "command_failed"
-    assert "not implemented" in content
-    assert "not graded" not in content
-    assert call("run_tests")[0] == "tests_failed"
+    task, test = rust_tasks["Loud.loud"], "cargo test --offline --test whole shouts"
     body = (with_body(task, OTHER_WAYS["Loud.loud"][0])["src/words.rs"] or b"").decode()
-    assert call("bash", command=f"cat > src/words.rs <<'EOF'\n{body}EOF\ncargo test --offline --test whole shouts")[0] == "ok"
-    assert call("run_tests")[0] == "ok"
-    assert env.grade().reward == 1.0
+    solve_with_shell(task, tests=f"rustc --version && {test}", path="src/words.rs", body=body, then=test)
 
 
 def test_a_damaged_held_out_call_is_an_error(rust_tasks: dict[str, Task]) -> None:
-    program = rust_tasks["digits"].spec.hidden.programs[0]
-    step = json.loads(program.steps)[0][1]
-    changes: list[Any] = [
+    changes: list[dict[str, Any]] = [
         *({"name": "x(); panic"}, {"name": 3}, {"root": "../../x.rs"}, {"root": 3}, {"modules": ["a b"]}, {"owner": "X{}"}),
         *({"given": [{"k": "call", "v": "x"}]}, {"given": []}, {"given": 3}, {"types": ["x; y!{}"]}, {"passed": []}),
+        *({"given": [{"k": "int"}]}, {"given": [{}]}, {"given": [{"k": ["int"], "v": "1"}]}),
         *({"passed": [["&{}; panic!()", ""]]}, {"format": "{0} {1}"}),
     ]
-    odd = [replace(program, steps=json.dumps([[0, {**step, **change}]])) for change in changes]
-    odd += [replace(program, expected=text) for text in ("[]", "x", "[3]", '[{"r": 3, "a": []}]', '[{"r": [3], "a": []}]')]
-    assert read_program(program, is_call)[0].key == "src/lib.rs::digits"
-    for one in odd:
-        with pytest.raises(TaskError, match="held-out call"):
-            read_program(one, is_call)
+    refuse_damaged(rust_tasks["digits"].spec.hidden.programs[0], is_call, changes)
 
 
 @pytest.mark.parametrize(

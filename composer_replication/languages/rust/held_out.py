@@ -52,14 +52,18 @@ def _recorded(lines: Iterable[Any], project: Project, sources: Sequence[str]) ->
                 for target in targets_of(path, project.read(path)):
                     known.setdefault(target.key, (target, crate))
     for line in lines:
-        if not (
-            isinstance(line, list) and len(line) == 4 and line[0] in known and all(isinstance(one, list) for one in line[1:])
-        ):
+        if not (isinstance(line, list) and len(line) == 4 and isinstance(line[0], str) and line[0] in known):
             continue
-        target, crate = known[line[0]]
-        how = how_of(target, crate.name, crate.root, line[1], line[2]) if len(line[2]) == len(target.given) else None
-        if how is not None and all(map(_is_value, line[3])):
-            yield FunctionCall(key=target.key, how=how, given=tuple(line[3]))
+        (target, crate), types, kinds, given = known[line[0]], *line[1:]
+        if not (_are_texts(types, len(target.stands_for)) and _are_texts(kinds, len(target.given)) and isinstance(given, list)):
+            continue
+        how = how_of(target, crate.name, crate.root, types, kinds)
+        if how is not None and all(map(_is_value, given)):
+            yield FunctionCall(key=target.key, how=how, given=tuple(given))
+
+
+def _are_texts(found: Any, count: int) -> bool:
+    return isinstance(found, list) and len(found) == count and all(isinstance(one, str) for one in found)
 
 
 def _is_value(value: Any) -> bool:

@@ -59,10 +59,14 @@ class CallTarget:
         """`path::qualname`."""
         return f"{self.path}::{self.qualname}"
 
+    @property
+    def stands_for(self) -> tuple[str, ...]:
+        """Names of what a call's record says the types of: `Self` in a trait, then `types`."""
+        return (*(("Self",) if self.owner == "Self" else ()), *self.types)
+
     def record(self, support: str) -> str:
         """Return the statement that writes a call down, where the function begins."""
-        kinds = [*(("Self",) if self.owner == "Self" else ()), *self.types]
-        parts = [f".constant({name})" if name in self.constants else f".of::<{name}>()" for name in kinds]
+        parts = [f".constant({name})" if name in self.constants else f".of::<{name}>()" for name in self.stands_for]
         parts += [f".given(&{name})" for name, _ in self.given]
         call = f'crate::{support}::recorder::call("{self.key}")'
         return f" if let Some(composer_call) = {call} {{ composer_call{''.join(parts)}.end(); }}"
@@ -132,7 +136,7 @@ def how_of(target: CallTarget, crate: str, root: str, types: Sequence[str], kind
     named = [nameable(one, crate) for one in types]
     if None in named:
         return None
-    bound = dict(zip([*(("Self",) if target.owner == "Self" else ()), *target.types], map(str, named), strict=True))
+    bound = dict(zip(target.stands_for, map(str, named), strict=True))
     owner = substituted(target.owner, bound)
     bound["Self"] = owner
     passed = []
