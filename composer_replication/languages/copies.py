@@ -26,7 +26,7 @@ def find_copies(
 ) -> dict[str, str]:
     """Return where a sandbox can read functions of `sources`, by their keys.
 
-    What is searched for is the text of a body, white space aside. Empty where sandboxes do not isolate.
+    Search for the text of bodies, white space aside. Empty where sandboxes do not isolate.
 
     Args:
         roots: the folders to search.

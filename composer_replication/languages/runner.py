@@ -1,4 +1,4 @@
-"""What the runners of languages other than Python share."""
+"""The base of runners of languages other than Python."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Grammar:
 
     module: str
     function: str
-    """Of the module: it gives the grammar."""
+    """The name of the module's function that gives the grammar."""
     language: str
     """The name of the language, for people."""
     extra: str

@@ -1,4 +1,4 @@
-"""What is known of deleted functions: what an instruction is written from."""
+"""The known facts about deleted functions, from which instructions are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What code under test can write down or answer in the place of a recorder: nothing of it ends a build or a grading."""
+"""Nothing that code under test writes down or answers in the place of a recorder ends a build or a grading."""
 
 from __future__ import annotations
 

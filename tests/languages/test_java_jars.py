@@ -1,4 +1,4 @@
-"""What build files of Java require, and which jars that comes to."""
+"""Requirements of build files of Java, and the jars that they come to."""
 
 from __future__ import annotations
 

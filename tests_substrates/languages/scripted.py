@@ -1,4 +1,4 @@
-"""What tests of every language do alike: an agent that follows a script, and held-out calls that somebody has damaged."""
+"""Steps of tests in every language: an agent that follows a script, and held-out calls that somebody has damaged."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def built(request: Mapping[str, Any]) -> Built:
 
 @dataclass
 class Outcomes:
-    """What tests reported."""
+    """The reports of tests."""
 
     states: dict[str, str] = field(default_factory=dict)
     messages: dict[str, str] = field(default_factory=dict)

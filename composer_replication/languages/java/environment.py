@@ -1,4 +1,4 @@
-"""What every run of Java tests needs, made once in the environment: a JDK, and the jars that the project requires."""
+"""Make an environment ready for Java, once: find a JDK, and fetch the jars that the project requires."""
 
 from __future__ import annotations
 

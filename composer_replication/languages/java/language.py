@@ -43,7 +43,7 @@ _ANSWERS = """if __name__ == "__main__":
     asked = json.load(sys.stdin)
     tell(asked["nonce"], answered(asked))
 """
-"""What the driver of tests does where it is the last part of a program."""
+"""The end of the driver of tests, which runs where the driver is the last part of a program."""
 _OPTIONS = (
     *("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
     *("-XX:CompressedClassSpaceSize=128m", "-XX:ReservedCodeCacheSize=64m"),

@@ -18,7 +18,7 @@ from composer_replication.sandbox.grading.pytest_run import CodeRunner, Coverage
 from composer_replication.sandbox.protocol import ExecResult, Tree
 
 _TEST_SHARE, _TEST_S = 0.25, 20.0
-"""Of the time for all tests, what one may take; and the seconds that it has at least."""
+"""The share of the time for all tests that one may take; and the seconds that it has at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What the paths and texts of a Java project say, read alike on the host and in a sandbox.
+"""Read the paths and texts of a Java project, alike on the host and in a sandbox.
 
 This text runs behind that of `tell` in every program of this language that runs in a sandbox.
 """

@@ -1,4 +1,4 @@
-"""What the command `run-tests` of an agent's shell does: it compiles a project and runs its tests, and prints what they gave.
+"""Compile a project, run its tests and print their outcomes: the command `run-tests` of an agent's shell.
 
 This text runs behind that of `driver`, in one namespace.
 """

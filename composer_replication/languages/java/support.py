@@ -8,11 +8,11 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 """Where the texts of programs are."""
 RUNNERS = ("Runner.java", "JUnit4.java", "Jupiter.java")
-"""What runs tests."""
+"""Classes that run tests."""
 RECORDERS = ("Json.java", "Texts.java", "Values.java", "Recorder.java")
-"""What instrumented code needs."""
+"""Classes that instrumented code needs."""
 ASKERS = (*RECORDERS, "Made.java", "Asker.java")
-"""What makes held-out calls."""
+"""Classes that make held-out calls."""
 
 
 @cache

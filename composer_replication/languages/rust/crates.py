@@ -45,7 +45,7 @@ class RustModule:
     parent: tuple[str, tuple[str, ...]] = ("", ())
     """The file that declares it, and the modules of that file that it is declared in."""
     attributes: str = ""
-    """What is written above its declaration."""
+    """The attributes above its declaration."""
     is_test: bool = False
     """It is compiled for tests alone."""
 

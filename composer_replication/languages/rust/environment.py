@@ -1,4 +1,4 @@
-"""What every run of Rust tests needs, made once in the environment: a compiler with its standard library, and required crates."""
+"""Make an environment ready for Rust, once: bring a compiler with its standard library, and the required crates."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class InstrumentedCrates:
 
     project: Project
     files: Mapping[str, bytes]
-    """What changes."""
+    """Changed files by path."""
     lines: Mapping[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """By number of a block, its file and its lines; 1-based."""
 

@@ -1,4 +1,4 @@
-"""What manifests require of other crates, and which versions satisfy it."""
+"""Read the requirements of manifests on other crates, and choose versions that satisfy them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class CallTarget:
     trait: str
     """The trait that asks for it, as it is written."""
     format: str
-    """What a formatting macro is given where it is a `fmt`; else empty."""
+    """The text that a formatting macro is given where it is a `fmt`; else empty."""
     types: tuple[str, ...]
     """Names of the parameters that are types or constants, those of the `impl` first."""
     own_types: tuple[str, ...]
@@ -196,7 +196,7 @@ def _outside(text: str) -> str:
 def nameable(name: str, crate: str) -> str | None:
     """Return a type as source code of its crate can name it, from what the compiler calls it; None where it cannot.
 
-    What of the standard library stands behind `std::` here is looked up in the module of values.
+    The module of values looks up what of the standard library stands behind `std::` here is looked up in the module of values.
     """
     text = name
     for module, instead in _PRIVATE.items():

@@ -37,7 +37,8 @@ class GradedLanguage(Protocol):
 
     @property
     def tests_in_sources(self) -> bool:
-        """Whether tests may lie in files that agents edit: its runner takes the tests of a tree's base, whatever changes say."""
+        """Return whether tests may lie in files that agents edit: its runner takes the tests of a tree's base, whatever changes
+        say."""
         ...
 
     def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:

@@ -19,12 +19,12 @@ class Artifact:
 
     @property
     def key(self) -> str:
-        """What it is, whatever the version."""
+        """Its group and name, whatever the version."""
         return f"{self.group}:{self.name}" + (f":{self.classifier}" if self.classifier else "")
 
     @property
     def is_named(self) -> bool:
-        """Whether its parts can be those of a path."""
+        """Return whether its parts can be those of a path."""
         parts = (self.group, self.name, self.version, *filter(None, [self.classifier]))
         return all(_PART.fullmatch(part) and ".." not in part for part in parts)
 
@@ -39,7 +39,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependency:
-    """What a build file requires."""
+    """A requirement of a build file."""
 
     group: str
     name: str
@@ -53,7 +53,7 @@ class Dependency:
 
     @property
     def key(self) -> str:
-        """What it is, whatever the version."""
+        """Its group and name, whatever the version."""
         return f"{self.group}:{self.name}" + (f":{self.classifier}" if self.classifier else "")
 
     @property

@@ -20,7 +20,7 @@ _NAME = re.compile(r"\$\{([^}]+)\}")
 
 @dataclass(slots=True, kw_only=True)
 class Pom:
-    """What a file and its parents say, its variables replaced."""
+    """A file merged with its parents, its variables replaced."""
 
     group: str
     name: str

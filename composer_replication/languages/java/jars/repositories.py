@@ -31,9 +31,9 @@ class Repositories:
 
     folders: tuple[Path, ...]
     address: str
-    """Of the web's repository; empty where the network is not to be asked."""
+    """The address of the repository on the web; empty where the network is not to be asked."""
     notes: list[str] = field(default_factory=list)
-    """What was taken in the place of something else."""
+    """Notes on each version that stands in for another."""
     _known: dict[str, bytes | None] = field(default_factory=dict)
 
     def read(self, artifact: Artifact, ending: str) -> bytes | None:

@@ -12,7 +12,7 @@ import java.util.Set;
 
 /** Runs the tests that a plan names, and writes a line for each to a descriptor that it inherits. */
 public final class Runner {
-    /** What runs the tests of a class. */
+    /** Runs the tests of a class. */
     interface Framework {
         boolean takes(Class<?> tests);
 
