@@ -196,7 +196,7 @@ def _outside(text: str) -> str:
 def nameable(name: str, crate: str) -> str | None:
     """Return a type as source code of its crate can name it, from what the compiler calls it; None where it cannot.
 
-    The module of values looks up what of the standard library stands behind `std::` here is looked up in the module of values.
+    The module of values says what of the standard library stands behind `std::` here.
     """
     text = name
     for module, instead in _PRIVATE.items():
