@@ -118,9 +118,15 @@ def pull_tasks(
     install: Annotated[bool, typer.Option("--install", help="Make the environments in which the tests run.")] = False,
     sandbox: SandboxOption = "auto",
 ) -> None:
-    """Download tasks that `composer tasks push` uploaded into a new set of tasks, and check every file."""
+    """Download tasks that `composer tasks push` uploaded into a new set of tasks, and check every file. What is damaged is left
+    out and listed.
+
+    Exits with 1 when something is left out, and with 3 when nothing can be used.
+    """
     folder, commit = fetch_dataset(check_repo_id(repo_id), revision)
-    builds = read_dataset(folder, out)
+    builds, refused = read_dataset(folder, out)
+    for one in refused:
+        echo(f"left out: {one.what}: {one.reason}")
     echo(f"{sum(build.tasks for build in builds)} tasks of {len(builds)} repositories in {out}, of the commit {commit}")
     for build in builds:
         if install and not build.ready:
@@ -130,6 +136,8 @@ def pull_tasks(
                 f"{build.folder}: its tests need Python {build.pins.python} with {build.folder / REQUIREMENTS}, installed into "
                 f"{build.folder / '.venv'} (--install does that) or an interpreter that --python names"
             )
+    if refused:
+        raise typer.Exit(1)
 
 
 def _refuse_overlap(source: Path, out: Path, option: str = "--out") -> None:

@@ -64,6 +64,7 @@ def sound_tasks(
     for task in (task for task in tasks if task.spec.task_id in pythons):
         try:
             task.check()
+            task.language.check_programs(task.spec.hidden.programs)
             placed.append(task)
         except TaskError as error:
             refused[task.spec.task_id] = error

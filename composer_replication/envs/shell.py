@@ -32,7 +32,7 @@ def run_command(
     Raises:
         SandboxError: the sandbox broke.
     """
-    script = f"exec 2>&1\n{graded_language(spec).shell_setup(spec, python)}{command}"
+    script = f"exec 2>&1\n{graded_language(spec).shell_setup(spec.python_path, python)}{command}"
     result = sandbox.run(
         workspace.tree,
         Command(

@@ -109,7 +109,7 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
                 fix="close it with --env.taskset.network closed, or allow it with --env.taskset.network open",
             )
         pins = await asyncio.to_thread(lambda: self._pins)
-        result = None if pins is None else await runtime.run(install_command(pins), {})
+        result = await runtime.run(install_command(pins), {}) if pins and pins.requirements else None
         if result is not None and result.exit_code != 0:
             raise SandboxError(
                 f"the image lacks what the tests need, and pip cannot add it: {result.stderr.strip()[-300:]}",
@@ -199,6 +199,11 @@ class CodingTaskset(vf.Taskset[CodingTask, CodingTasksetConfig]):
         template = self.config.image
         if template is None:
             return None
+        if template.endswith(PYTHON_IMAGE) and task.language.requirements is not None:
+            raise ConfigError(
+                f"{task.spec.task_id} is in {task.spec.language}, and the image {template} has no tools for it",
+                fix="make images (composer tasks export TASKS --format docker --out DIR), and name them with --env.taskset.image",
+            )
         version = ""
         if "{python}" in template:
             if remote_python(self.config.task.sandbox) is not None:

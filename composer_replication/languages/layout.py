@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from composer_replication.types.errors import SourceError
@@ -28,3 +29,8 @@ class RepositoryLayout:
     """The packages' names as tests import them."""
     editable: tuple[str, ...]
     """Patterns for `TaskSpec.editable`: `FOLDER/*.py` where all its files are sources, single files elsewhere."""
+
+
+def below(paths: Iterable[str], folders: Sequence[str]) -> set[str]:
+    """Return the paths that lie in any of the folders."""
+    return {path for path in paths if path.startswith(tuple(f"{folder}/" for folder in folders))}

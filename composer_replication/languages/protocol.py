@@ -36,12 +36,22 @@ class Language(GradedLanguage, Protocol):
         """Python packages that bring its tools, for an environment of its own; None where the project's tests decide."""
         ...
 
+    @property
+    def system_requirements(self) -> tuple[str, ...]:
+        """Packages of Debian that an image needs, beside `requirements`."""
+        ...
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Python packages that this object itself imports: `prepare` and grading need them."""
+        ...
+
     def holds(self, paths: Sequence[str]) -> bool:
         """Return whether files of these paths are a project of this language."""
         ...
 
-    def built_folders(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Return the folders at the root of a project with files of these paths that builds write: copies of its code."""
+    def built_files(self, files: Mapping[str, bytes]) -> Set[str]:
+        """Return the paths of those of a project's files that builds write: copies of its code."""
         ...
 
     def layout(self, tree: Path, packages: Sequence[str], tests: Sequence[str]) -> RepositoryLayout:

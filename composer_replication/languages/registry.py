@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from importlib import import_module
 
@@ -35,7 +35,7 @@ def language_of(paths: Sequence[str]) -> Language:
     )
 
 
-def built_folders(paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the folders at the root of a project that builds of its language write: none where no language has the project."""
-    languages = map(build_language, language_names())
-    return next((language.built_folders(paths) for language in languages if language.holds(paths)), ())
+def built_files(files: Mapping[str, bytes]) -> Set[str]:
+    """Return the paths of a project's files that builds of its language write: none where no language has the project."""
+    paths, languages = list(files), map(build_language, language_names())
+    return next((language.built_files(files) for language in languages if language.holds(paths)), frozenset())

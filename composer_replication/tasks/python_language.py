@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.languages.functions import Function, Skipped
-from composer_replication.languages.layout import RepositoryLayout
+from composer_replication.languages.layout import RepositoryLayout, below
 from composer_replication.languages.python.delete import delete_bodies
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.languages.python.mutate import mutants_of
@@ -30,14 +30,16 @@ class Python(PythonGrading):
     modes = ("stub", "delete", "feature", "commits")
     extras = ("mutants", "impossible")
     requirements = None
+    system_requirements = ()
+    libraries = ()
 
     def holds(self, paths: Sequence[str]) -> bool:
         """Return whether there is any Python file."""
         return any(path.endswith(".py") for path in paths)
 
-    def built_folders(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Return `build`, `dist` and `site`, where they are no packages."""
-        return tuple(name for name in ("build", "dist", "site") if f"{name}/__init__.py" not in paths)
+    def built_files(self, files: Mapping[str, bytes]) -> Set[str]:
+        """Return what lies in `build`, `dist` and `site`, where they are no packages."""
+        return below(files, [name for name in ("build", "dist", "site") if f"{name}/__init__.py" not in files])
 
     def layout(self, tree: Path, packages: Sequence[str], tests: Sequence[str]) -> RepositoryLayout:
         """Guess packages and tests."""

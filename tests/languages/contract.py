@@ -57,4 +57,4 @@ def check(language: Language, root: Path, *, function: str, comment: str) -> Non
         **{"task_id": "t", "source": "s", "source_digest": "0", "instruction": "i", "deleted": ()},
         **{"fail_to_pass": (), "pass_to_pass": (), "editable": layout.editable, "language": language.name},
     )
-    assert language.shell_setup(spec, Path("/env/bin/python")).endswith("\n")
+    assert language.shell_setup(spec.python_path, Path("/env/bin/python")).endswith("\n")

@@ -29,6 +29,7 @@ from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe.metrics import deterministic
 from composer_replication.trainer.learning import reference
 from composer_replication.trainer.learning.learner import Learner
+from composer_replication.trainer.learning.memory import saying_what_to_lower
 from composer_replication.types import Pair
 from composer_replication.types.errors import CheckpointError, ModelError
 
@@ -334,4 +335,29 @@ def test_exhausted_memory_names_what_to_lower(run_file: Path, monkeypatch: pytes
     monkeypatch.setattr(trained, "_backward", exhausted)
     with pytest.raises(ModelError, match="ran out of memory while learning in step 1: no room") as raised:
         trained.update(batch(config))
-    assert str(raised.value).index("optimizer.gradient_checkpointing") < str(raised.value).index("optimizer.micro_batch_tokens")
+    assert "set optimizer.gradient_checkpointing = true" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "context", "fix"),
+    [
+        ({"gradient_checkpointing": False}, 4096, "set optimizer.gradient_checkpointing = true, lower optimizer.micro_batch_tok"),
+        ({"gradient_checkpointing": True}, 4096, "lower optimizer.micro_batch_tokens (now 8192), then go on with --resume"),
+        ({"gradient_checkpointing": False}, 8192, "set optimizer.gradient_checkpointing = true, then go on with --resume"),
+        (
+            {"gradient_checkpointing": True},
+            8192,
+            "in a new run, set model.lora.rank = 16, or model.frozen_copies = cpu, or lower",
+        ),
+    ],
+)
+def test_what_to_lower_is_what_helps(options: dict[str, bool], context: int, fix: str, run_file: Path) -> None:
+    """Smaller passes are no help where each trajectory is a pass by itself."""
+    config = load_config(run_file)
+    optimizer = config.optimizer.model_copy(update={"micro_batch_tokens": 8192, **options})
+    rollout = config.rollout.model_copy(update={"context_tokens": context})
+    config = config.model_copy(update={"optimizer": optimizer, "rollout": rollout})
+    with pytest.raises(ModelError) as raised, saying_what_to_lower("learning", config):
+        raise torch.OutOfMemoryError("no room")
+    assert raised.value.fix is not None
+    assert raised.value.fix.startswith(fix)

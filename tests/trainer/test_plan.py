@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from ranks import on_ranks
 from transformers import PreTrainedConfig, Qwen3Config
 
 from composer_replication.config import RunConfig
+from composer_replication.loss.micro_batches import passes
 from composer_replication.trainer.planning.fit import check_fit
 from composer_replication.trainer.planning.live_bytes import LiveBytes
 from composer_replication.trainer.planning.plan import Plan, rollouts_at_once, say_plan
@@ -21,7 +23,7 @@ from composer_replication.trainer.planning.update_memory import (
     PassSize,
     UpdateMemory,
     extrapolated,
-    largest_pass,
+    largest_passes,
     measure_update,
     period_of,
     plan_update,
@@ -101,14 +103,30 @@ def test_kinds_of_blocks_come_in_turns() -> None:
     assert period_of(architecture(num_hidden_layers=6, layer_types=kinds)) == 3
 
 
-def test_the_largest_pass_holds_the_longest_trajectories() -> None:
+def test_the_largest_passes_hold_the_longest_trajectories_or_are_full() -> None:
     config = run(rollout={"context_tokens": 1000, "groups": 2, "group_size": 4}, optimizer={"micro_batch_tokens": 4096})
-    assert largest_pass(config, 10_000) == PassSize(4, 1000)
-    assert largest_pass(config, 600) == PassSize(6, 600)
-    assert largest_pass(config, 100) == PassSize(8, 100), "all rollouts of a step"
-    assert largest_pass(run(rollout={"context_tokens": 9000}, optimizer={"micro_batch_tokens": 4096}), 10_000) == PassSize(
-        1, 9000
-    )
+    assert largest_passes(config, 10_000) == (PassSize(4, 1000), PassSize(5, 819))
+    assert largest_passes(config, 1024) == (PassSize(4, 1000), PassSize(5, 819))
+    assert largest_passes(config, 512) == (PassSize(8, 512),), "all rollouts of a step"
+    assert largest_passes(config, 100) == (PassSize(8, 100),)
+    long = run(rollout={"context_tokens": 9000}, optimizer={"micro_batch_tokens": 4096})
+    assert largest_passes(long, 10_000) == (PassSize(1, 9000),), "larger than the limit, and alone"
+    long = run(rollout={"context_tokens": 6144}, optimizer={"micro_batch_tokens": 8192})
+    assert largest_passes(long, 10_000) == (PassSize(1, 6144), PassSize(2, 4096))
+
+
+@pytest.mark.parametrize("context", [100, 700, 1000, 1500, 4096])
+def test_no_pass_of_a_batch_is_larger_than_those_that_are_planned(context: int) -> None:
+    """Neither in tokens nor in tokens times the longest row, which is what attention takes."""
+    drawn = random.Random(context)
+    config = run(rollout={"context_tokens": context, "groups": 4, "group_size": 8}, optimizer={"micro_batch_tokens": 4096})
+    planned = largest_passes(config, 10_000)
+    for _ in range(200):
+        lengths = [drawn.randint(1, context) for _ in range(32)]
+        for some in passes(lengths, 4096):
+            rows, longest = len(some), max(lengths[i] for i in some)
+            assert rows * longest <= max(one.rows * (one.tokens + 1) for one in planned)
+            assert rows * longest**2 <= max(one.rows * one.tokens**2 for one in planned)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -25,6 +25,7 @@ from composer_replication.envs import oracle_script
 from composer_replication.integrations import verifiers as face
 from composer_replication.integrations.verifiers import CodingTaskset, CodingTasksetConfig, _changes, _packed
 from composer_replication.sandbox.grading.submission import read_submission
+from composer_replication.tasks.exchange.images import PYTHON_IMAGE
 from composer_replication.tasks.exchange.pins import Pins, pins_of
 from composer_replication.tasks.files import tree_files
 from composer_replication.types.errors import ConfigError, SandboxError
@@ -325,6 +326,16 @@ def test_the_network_is_opened_and_another_image_named_on_request(folder):
     assert resolved.image == f"registry.local/tasks:py{HERE}"
     assert task.data.network == "open"
     assert first_task(folder, vf.DockerConfig(image="mine:1"))[1].image == "mine:1"
+
+
+def test_a_task_in_another_language_needs_an_image_with_its_tools(tasks, folder):
+    taskset = CodingTaskset(CodingTasksetConfig(tasks=folder, image=f"docker.io/library/{PYTHON_IMAGE}"))
+    task = replace(tasks[0], spec=replace(tasks[0].spec, language="go"))
+    with pytest.raises(ConfigError, match=r"is in go, and the image .* has no tools for it") as caught:
+        taskset._image(None, task)
+    assert "--format docker" in caught.value.fix
+    named = CodingTaskset(CodingTasksetConfig(tasks=folder, image="composer-tasks/{build}"))
+    assert named._image(None, task) == "composer-tasks/tasks"
 
 
 def test_what_a_container_may_reach_beside_the_tasks_is_left_to_its_runtime(folder):

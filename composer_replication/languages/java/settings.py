@@ -151,7 +151,7 @@ def holds_class(jars: Iterable[str], name: str) -> bool:
     """Return whether one of the jars has a class."""
     entry = name.replace(".", "/") + ".class"
     for jar in jars:
-        with contextlib.suppress(OSError, BadZipFile), ZipFile(jar) as opened:
+        with contextlib.suppress(OSError, ValueError, RuntimeError, BadZipFile), ZipFile(jar) as opened:
             if entry in opened.NameToInfo:
                 return True
     return False

@@ -77,7 +77,7 @@ def is_call(call: FunctionCall) -> bool:
     """Return whether untrusted data are a call. Raises KeyError, TypeError or AttributeError on data of other types."""
     how = call.how
     path, mark, name = call.key.partition("::")
-    inside = all(map(is_inside, (path, how["test"]))) and bool(mark and name)
+    inside = all(map(is_inside, (path, how["test"]))) and bool(mark and name) and "." in how["test"].rpartition("/")[2]
     named = all(part.replace("$", "_").isidentifier() for part in how["owner"].split(".")) and how["member"].isprintable()
     return (
         inside

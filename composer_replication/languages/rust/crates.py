@@ -69,15 +69,16 @@ def packages_of(paths: Sequence[str], read: Reader) -> dict[str, dict[str, Any]]
         if posixpath.basename(path) == _MANIFEST and not set(path.split("/")) & set(_NOT_WRITTEN)
     }
     workspace = _table(found.get("", {}), "workspace")
-    members = [str(name).removeprefix("./").rstrip("/") for name in workspace.get("members", ())]
-    refused = [str(name).removeprefix("./").rstrip("/") for name in workspace.get("exclude", ())]
+    members = [str(name).removeprefix("./").rstrip("/") for name in list_of(workspace.get("members"))]
+    refused = [str(name).removeprefix("./").rstrip("/") for name in list_of(workspace.get("exclude"))]
     taken = {folder for folder in found if folder == "" or any(fnmatch.fnmatch(folder, name) for name in members)}
     waiting = list(taken)
     while waiting:
         folder = waiting.pop()
         for table in dependency_tables(found[folder]):
             for one in table.values():
-                near = posixpath.normpath(posixpath.join(folder, one["path"])) if isinstance(one, dict) and "path" in one else ""
+                there = str(one["path"]) if isinstance(one, dict) and "path" in one else None
+                near = "" if there is None else posixpath.normpath(posixpath.join(folder, there))
                 if near in found and near not in taken:
                     taken.add(near)
                     waiting.append(near)
@@ -94,6 +95,11 @@ def dependency_tables(manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for part in (manifest, *targets):
         for name in ("dependencies", "dev-dependencies", "build-dependencies", "dev_dependencies", "build_dependencies"):
             yield _table(part, name)
+
+
+def list_of(found: object) -> list[Any]:
+    """Return a list of a manifest; an empty one where something else stands there."""
+    return found if isinstance(found, list) else []
 
 
 def _table(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -132,7 +138,7 @@ def _roots_of(folder: str, manifest: Mapping[str, Any], paths: Sequence[str]) ->
             match = re.fullmatch(rf"{place}/(?:([^/]+)\.rs|([^/]+)/main\.rs)", path)
             if match:
                 found[kind][path] = match[1] or match[2]
-        for one in manifest.get(kind, ()):
+        for one in list_of(manifest.get(kind)):
             if isinstance(one, dict) and "name" in one:
                 found[kind][str(one.get("path", f"{place}/{one['name']}.rs"))] = str(one["name"])
     return {kind: {posixpath.normpath(prefix + path): name for path, name in roots.items()} for kind, roots in found.items()}

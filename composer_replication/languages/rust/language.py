@@ -8,21 +8,20 @@ from pathlib import Path
 from typing import cast
 
 from composer_replication.languages.calls.book import CallBook
-from composer_replication.languages.calls.language import LanguageWithCalls
+from composer_replication.languages.calls.language import PARSING, LanguageWithCalls
 from composer_replication.languages.copies import find_copies
 from composer_replication.languages.functions import Function, Skipped
-from composer_replication.languages.layout import RepositoryLayout
+from composer_replication.languages.layout import RepositoryLayout, below
 from composer_replication.languages.programs import program_of
 from composer_replication.languages.rust.alarms import KINDS, telling
 from composer_replication.languages.rust.environment import make_ready
-from composer_replication.languages.rust.held_out import make_call_book, wrong_calls
+from composer_replication.languages.rust.held_out import is_call, make_call_book, wrong_calls
 from composer_replication.languages.rust.layout import rust_layout
 from composer_replication.languages.rust.runner import FOLDER, RustRunner
 from composer_replication.languages.rust.settings import REGISTRY, SETTINGS, TOOLCHAIN
 from composer_replication.languages.rust.syntax import find_functions, outline, root_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Ending, Sandbox, Tree
-from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import HeldOutProgram
 
 _SHELL = """export {settings}
@@ -40,18 +39,21 @@ class Rust(LanguageWithCalls):
 
     name = "rust"
     kinds = KINDS
+    is_call = staticmethod(is_call)
     runner_type = RustRunner
     stub = "unimplemented!()"
     requirements = ()
+    system_requirements = ("cargo", "rustc", "gcc", "libc6-dev")
+    libraries = (*PARSING, "tree-sitter-rust")
     tests_in_sources = True
 
     def wrong_programs(self, runner: CodeRunner, tree: Tree, programs: Sequence[HeldOutProgram]) -> tuple[list[int], Ending]:
         """Make the held-out calls."""
         return wrong_calls(cast(RustRunner, runner), tree, programs)
 
-    def shell_setup(self, task: TaskSpec, python: Path) -> str:
+    def shell_setup(self, python_path: Sequence[str], python: Path) -> str:
         """Put cargo on the path, with the required crates."""
-        del task
+        del python_path
         prefix = python.parent.parent
         toolchain = shlex.quote(str(prefix / TOOLCHAIN))
         settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in SETTINGS.items())
@@ -63,9 +65,9 @@ class Rust(LanguageWithCalls):
         """Return whether there is a manifest at the root."""
         return "Cargo.toml" in paths
 
-    def built_folders(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Return the folder that cargo writes."""
-        return ("target",) if any(path.startswith("target/") for path in paths) else ()
+    def built_files(self, files: Mapping[str, bytes]) -> Set[str]:
+        """Return what lies in the folder that cargo writes."""
+        return below(files, ["target"])
 
     def layout(self, tree: Path, packages: Sequence[str], tests: Sequence[str]) -> RepositoryLayout:
         """Take the files of all libraries and programs."""

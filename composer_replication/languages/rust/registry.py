@@ -42,7 +42,7 @@ def fill_registry(prefix: Path, tree: Path) -> tuple[str, ...]:
     Raises:
         SourceError: a crate that the code needs cannot be had.
     """
-    paths = sorted(path.relative_to(tree).as_posix() for path in tree.rglob("Cargo.toml"))
+    paths = sorted(path.relative_to(tree).as_posix() for path in tree.rglob("Cargo.toml") if path.is_file())
     manifests = packages_of(paths, lambda path: (tree / path).read_bytes())
     shared = _shared(tree)
     wanted = [one for manifest in manifests.values() for one in required_crates(manifest, shared, by_default=True)]

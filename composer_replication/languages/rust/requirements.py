@@ -7,7 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.languages.rust.crates import dependency_tables
+from composer_replication.languages.rust.crates import dependency_tables, list_of
+from composer_replication.types.errors import SourceError
+
+_NAME, _FEATURE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}"), re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.-]{0,63}")
+"""What cargo takes as names of crates and of features; folders are named by the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,9 @@ def required_crates(
     Args:
         workspace: the dependencies of the workspace, which members refer to.
         by_default: the code is built with its default features, and needs the optional crates that these switch on.
+
+    Raises:
+        SourceError: it names a crate or a feature in a way that cargo does not take.
     """
     switched_on = _on_by_default(manifest) if by_default else frozenset()
     for number, table in enumerate(dependency_tables(manifest)):
@@ -38,17 +45,26 @@ def required_crates(
             one = {"version": said} if isinstance(said, str) else dict(said) if isinstance(said, dict) else {}
             if one.get("workspace"):
                 shared = workspace.get(key, {})
-                one = {**({"version": shared} if isinstance(shared, str) else shared), **one}
+                one = {**(shared if isinstance(shared, dict) else {"version": str(shared)}), **one}
             if "path" in one:
                 continue
             tests, general = number % 5 in (1, 3), number < 5
             yield RequiredCrate(
-                name=str(one.get("package", key)),
+                name=_named(one.get("package", key), _NAME),
                 version=str(one.get("version", "*")),
-                features=frozenset([*map(str, one.get("features", ())), *_switched(manifest, key)]),
+                features=frozenset(_named(name, _FEATURE) for name in (*list_of(one.get("features")), *_switched(manifest, key))),
                 is_needed=general and not tests and (not one.get("optional", False) or key in switched_on),
                 is_for_tests=tests,
             )
+
+
+def _named(name: object, form: re.Pattern[str]) -> str:
+    """Return a name that a manifest gives. Raises SourceError where it is none."""
+    if not isinstance(name, str) or not form.fullmatch(name):
+        raise SourceError(
+            f"a Cargo.toml requires {str(name)[:80]!a}, which is no name", fix="correct it, or take another project"
+        )
+    return name
 
 
 def _on_by_default(manifest: Mapping[str, Any]) -> frozenset[str]:
@@ -58,7 +74,7 @@ def _on_by_default(manifest: Mapping[str, Any]) -> frozenset[str]:
     found, waiting = set[str](), ["default"]
     while waiting:
         name = waiting.pop()
-        for one in map(str, table.get(name, ())):
+        for one in map(str, list_of(table.get(name))):
             crate = one.partition("/")[0].removeprefix("dep:")
             if crate not in found and not crate.endswith("?"):
                 found.add(crate)
@@ -70,7 +86,7 @@ def _switched(manifest: Mapping[str, Any], key: str) -> Iterator[str]:
     """Yield the features of a required crate that features of a manifest switch on: `crate/feature`."""
     table = manifest.get("features")
     for names in table.values() if isinstance(table, dict) else ():
-        for name in names if isinstance(names, list) else ():
+        for name in list_of(names):
             crate, mark, feature = str(name).partition("/")
             if mark and crate.rstrip("?") == key:
                 yield feature

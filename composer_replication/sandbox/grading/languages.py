@@ -60,6 +60,10 @@ class GradedLanguage(Protocol):
         """
         ...
 
+    def check_programs(self, programs: Sequence[HeldOutProgram]) -> None:
+        """Check that held-out programs, which may be anybody's, have the form that `wrong_programs` reads. Raises TaskError."""
+        ...
+
     def profile(self, sources: Mapping[str, bytes], events: Sequence[str]) -> GoldProfile:
         """Return what the gold code needs of the things that `alarms` names: of the files that it changes, and the events of its
         graded run."""
@@ -78,8 +82,13 @@ class GradedLanguage(Protocol):
         """
         ...
 
-    def shell_setup(self, task: TaskSpec, python: Path) -> str:
-        """Return lines of a shell script after which an agent's commands find the language's tools."""
+    def shell_setup(self, python_path: Sequence[str], python: Path) -> str:
+        """Return lines of a shell script after which an agent's commands find the language's tools.
+
+        Args:
+            python_path: `TaskSpec.python_path`.
+            python: the interpreter of the environment.
+        """
         ...
 
 

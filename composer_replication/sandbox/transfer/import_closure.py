@@ -15,6 +15,8 @@ PACKAGE = Path(__file__).resolve().parents[2]
 def import_closure(roots: Collection[str], *, packages: bool, left_out: Collection[str] = ()) -> tuple[str, ...]:
     """Return the files that `roots` import, directly or not, themselves included; paths relative to `PACKAGE`, sorted.
 
+    What is imported for type checkers only is none of them.
+
     Args:
         packages: also follow the `__init__.py` of every package on the way. Without it they are left out, for a copy in which
             these files are empty.
@@ -34,8 +36,8 @@ def import_closure(roots: Collection[str], *, packages: bool, left_out: Collecti
 
 
 def _imported_by(file: Path) -> Iterator[str]:
-    """Yield the package's own files that a file imports, wherever in it."""
-    for node in ast.walk(parse_module(file.read_bytes())):
+    """Yield the package's own files that a file imports when it runs, wherever in it."""
+    for node in _running(parse_module(file.read_bytes())):
         if isinstance(node, ast.ImportFrom) and node.level == 0:
             names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
@@ -47,3 +49,11 @@ def _imported_by(file: Path) -> Iterator[str]:
             for path in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__init__.py"):
                 if package == PACKAGE.name and (PACKAGE / path).is_file():
                     yield path
+
+
+def _running(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a syntax tree but those below `if TYPE_CHECKING:`."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            yield node
+            yield from _running(node)

@@ -12,12 +12,12 @@ import json
 import os
 import stat
 import tarfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from composer_replication.sandbox.archive_members import CHUNK, BoundedFile
 from composer_replication.tasks.files import link_or_copy, storage_errors, tree_files
 from composer_replication.tasks.report import BUILD_REPORT
 from composer_replication.tasks.spec import is_inside, is_task_id
@@ -26,8 +26,7 @@ from composer_replication.types.errors import TaskError
 
 ENDING = ".tar.gz"
 _MOST_BYTES, _LARGEST, _MOST_FILES, _DEEPEST = 64 << 30, 256 << 20, 20_000_000, 70
-_CHUNK, _LARGEST_RECORD = 1 << 20, 16 << 20
-_TORN = (EOFError, zlib.error, gzip.BadGzipFile)
+_LARGEST_RECORD = 16 << 20
 _FALSE = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 """What reading an archive with false headers raises."""
 _FIX = "ask whoever pushed it to push again, or name another revision"
@@ -85,7 +84,7 @@ def unpack(archive: Path, target: Path) -> dict[str, Any]:
     """
     found = _Unpacked(target)
     try:
-        with gzip.open(archive) as file, tarfile.open(fileobj=_Bounded(file), mode="r:") as tar:
+        with gzip.open(archive) as file, tarfile.open(fileobj=BoundedFile(file), mode="r:") as tar:
             for member in tar:
                 found.take(tar, member)
         record = json.loads(found.record)
@@ -117,7 +116,7 @@ class _Unpacked:
             if content is None or member.size > min(self._room, most):
                 raise ValueError(f"{name[:80]!r} is too large")
             if name == BUILD_REPORT:
-                self.record = b"".join(iter(lambda: content.read(_CHUNK), b""))
+                self.record = b"".join(iter(lambda: content.read(CHUNK), b""))
             else:
                 self._write(name, content, 0o755 if member.mode & stat.S_IXUSR else 0o644)
         elif member.islnk() and BUILD_REPORT not in (name, member.linkname) and member.linkname in self._written:
@@ -139,7 +138,7 @@ class _Unpacked:
 
     def _write(self, name: str, content: IO[bytes], mode: int) -> None:
         with self._new(name) as place, place.open("xb") as file:
-            while chunk := content.read(_CHUNK):
+            while chunk := content.read(CHUNK):
                 file.write(chunk)
             os.fchmod(file.fileno(), mode)
 
@@ -148,34 +147,3 @@ def _is_file_of_a_task(name: str) -> bool:
     folder, _, rest = name.partition("/")
     parts = rest.split("/")
     return is_task_id(folder) and is_inside(rest) and len(parts) <= _DEEPEST and all(part not in ("", ".") for part in parts)
-
-
-class _Bounded(io.RawIOBase):
-    """A compressed file of which little is read at once, whatever size a header claims; a torn one is a false one."""
-
-    def __init__(self, file: gzip.GzipFile) -> None:
-        self._file = file
-
-    def read(self, size: int = -1) -> bytes:
-        """Read `size` bytes. Raises ValueError for more than is sane."""
-        if not 0 <= size <= _CHUNK:
-            raise ValueError(f"a header claims {size} bytes")
-        with _whole():
-            return self._file.read(size)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place in the file."""
-        with _whole():
-            return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        """Return the place in the file."""
-        return self._file.tell()
-
-
-@contextmanager
-def _whole() -> Iterator[None]:
-    try:
-        yield
-    except _TORN as error:
-        raise ValueError(f"it is torn, or not compressed ({error})") from error

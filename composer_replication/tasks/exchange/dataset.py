@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from composer_replication.languages.functions import Skipped
+from composer_replication.languages.registry import build_language
 from composer_replication.sandbox import Sandbox
 from composer_replication.tasks.exchange.archive import ENDING, pack, unpack
 from composer_replication.tasks.exchange.card import INDEX, PackedBuild, card, index_lines, licence_of_task
@@ -116,12 +118,14 @@ def _make_empty(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
 
 
-def read_dataset(dataset: Path, out: Path) -> list[UnpackedBuild]:
-    """Unpack a dataset into the folder `out`, which is new or empty and becomes a set of tasks, whole or not at all.
+def read_dataset(dataset: Path, out: Path) -> tuple[list[UnpackedBuild], list[Skipped]]:
+    """Unpack a dataset into the folder `out`, which is new or empty and becomes a set of tasks.
+
+    What is damaged or false is left out, and returned too, with its reason: a task, or the archive of a build.
 
     Raises:
         ConfigError: `out` holds something.
-        TaskError: the dataset holds no tasks, or one that is damaged or false; says in which archive.
+        TaskError: nothing of it can be used; nothing is written then.
         StorageError: `out` cannot be written.
     """
     archives = sorted((dataset / BUILDS).glob(f"*{ENDING}"))
@@ -129,36 +133,46 @@ def read_dataset(dataset: Path, out: Path) -> list[UnpackedBuild]:
         raise TaskError(f"the dataset has no {BUILDS}/*{ENDING}", fix="name one that `composer tasks push` made")
     _make_empty(out)
     staged = out.with_name(f".{out.name}.pull")
-    found = []
+    found: list[UnpackedBuild] = []
+    refused: list[Skipped] = []
     with storage_errors(out.parent):
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir()
     try:
         for archive in archives:
             try:
-                found.append(_unpacked(archive, staged, out))
+                found.append(_unpacked(archive, staged, out, refused))
             except (TaskError, ValueError) as error:
-                said = error.message if isinstance(error, TaskError) else str(error)
-                raise TaskError(f"{archive.name}: {said}", fix="tell whoever pushed it, or name another revision") from error
+                refused.append(Skipped(archive.name, _said(error)))
+                shutil.rmtree(staged / archive.name.removesuffix(ENDING), ignore_errors=True)
+        if not found:
+            fix = "tell whoever pushed it, or name another revision"
+            raise TaskError(f"nothing of the dataset can be used: {refused[0].what}: {refused[0].reason}", fix=fix)
         with storage_errors(out.parent):
             staged.rename(out)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    return found
+    return found, refused
 
 
-def _unpacked(archive: Path, staged: Path, out: Path) -> UnpackedBuild:
-    """Unpack one archive and check what it brings. Raises TaskError and ValueError."""
+def _unpacked(archive: Path, staged: Path, out: Path, refused: list[Skipped]) -> UnpackedBuild:
+    """Unpack one archive and check what it brings; what is left out goes to `refused`. Raises TaskError and ValueError."""
     name = archive.name.removesuffix(ENDING)
     if build_name(Path(name)) != name:
         raise ValueError("that is no name of a build")
     record = unpack(archive, staged / name)
     pins = _pins_in(record)
-    roots = task_folders(staged / name) if (staged / name).exists() else []
-    for root in roots:
-        read_spec(json.dumps(to_json(load_task(root).spec)).encode())
+    roots = []
+    for root in task_folders(staged / name) if (staged / name).exists() else []:
+        try:
+            spec = read_spec(json.dumps(to_json(load_task(root).spec)).encode())
+            build_language(spec.language).check_programs(spec.hidden.programs)
+            roots.append(root)
+        except (TaskError, ValueError) as error:
+            refused.append(Skipped(f"{archive.name}: {root.name}", _said(error)))
+            shutil.rmtree(root)
     if not roots:
-        raise ValueError("it holds no task")
+        raise ValueError(refused[-1].reason if refused else "it holds no task")
     here = Path(sys.executable)
     ready = satisfies(here, pins)
     python = here if ready else _own_python(out.absolute() / name)
@@ -169,6 +183,10 @@ def _unpacked(archive: Path, staged: Path, out: Path) -> UnpackedBuild:
         (staged / name / REQUIREMENTS).write_text("".join(f"{line}\n" for line in pins.requirements), "utf-8")
     write_index(staged / name)
     return UnpackedBuild(out / name, len(roots), pins, ready)
+
+
+def _said(error: Exception) -> str:
+    return error.message if isinstance(error, TaskError) else str(error)
 
 
 def _own_python(build: Path) -> Path:

@@ -3,6 +3,7 @@
 task.toml, instruction.md      what Harbor reads; the verifier gets a separate environment and only /app of the agent's
 environment/                   Dockerfile and repo/, the task's tree, which becomes /app
 solution/                      solve.sh and files/, copied over /app
+                               (in other languages than Python prepare/ too: it makes the image ready, and does not stay in it)
 tests/                         test.sh; repo/, task.json with the hidden checks, and grader/, this package's own, so that there is
                                only one; the agent's container never has this folder
 """
@@ -17,11 +18,10 @@ from typing import Any
 
 import tomli_w
 
-from composer_replication.sandbox.transfer.import_closure import PACKAGE, import_closure
 from composer_replication.tasks.exchange import harbor_grade
-from composer_replication.tasks.exchange.images import dockerfile
-from composer_replication.tasks.exchange.pins import Pins, pins_of
-from composer_replication.tasks.exchange.python_only import refuse_other_languages
+from composer_replication.tasks.exchange.grader_files import copy_grader
+from composer_replication.tasks.exchange.images import TREE, image_pins, write_image
+from composer_replication.tasks.exchange.pins import Pins
 from composer_replication.tasks.files import copy_tree, storage_errors, write_files
 from composer_replication.tasks.store import Task
 from composer_replication.types import TaskSpec, to_json
@@ -29,12 +29,10 @@ from composer_replication.types import TaskSpec, to_json
 SPEC_FILE = "task.json"
 GRADE_FILE = "grade.py"
 _ORGANISATION = "composer-replication"
-_LEFT_OUT = frozenset({"sandbox/remote/client.py", "sandbox/remote/server.py", "sandbox/program.py"})
-"""Files that grading does not import: they need a library for a remote sandbox, or run programs of other rooms."""
 _AGENT_S, _BUILD_S, _VERIFIER_SPARE_S = 1800.0, 900.0, 60.0
 
-_TREE = """\
-COPY repo /app
+_IN_THE_IMAGE = f"""\
+COPY {TREE} /app
 WORKDIR /app
 """
 _SOLVE = """\
@@ -57,10 +55,9 @@ def export_harbor(tasks: Sequence[Task], out: Path, *, pythons: Mapping[str, Pat
             into the image.
 
     Raises:
-        TaskError: a task is damaged or not in Python, or its interpreter does not run.
+        TaskError: a task is damaged, its interpreter does not run, or its language comes from another package.
         StorageError: `out` cannot be written.
     """
-    refuse_other_languages(tasks)
     written = []
     for task in tasks:
         root = out / task.spec.task_id.replace("/", "__")
@@ -68,7 +65,7 @@ def export_harbor(tasks: Sequence[Task], out: Path, *, pythons: Mapping[str, Pat
             shutil.rmtree(root, ignore_errors=True)
             for part in ("environment", "solution", "tests"):
                 (root / part).mkdir(parents=True)
-            _write(root, task, pins_of(task.spec, task.repo, pythons[task.spec.task_id]))
+            _write(root, task, image_pins(task, pythons[task.spec.task_id]))
         written.append(root)
     return written
 
@@ -77,24 +74,17 @@ def _write(root: Path, task: Task, pins: Pins) -> None:
     spec = task.spec
     (root / "task.toml").write_text(tomli_w.dumps(_config(spec)), "utf-8")
     (root / "instruction.md").write_text(f"{spec.instruction}\n\nThe repository is in /app.\n", "utf-8")
-    (root / "environment" / "Dockerfile").write_text(dockerfile(pins) + _TREE, "utf-8")
-    copy_tree(task.repo, root / "environment" / "repo")
+    write_image(root / "environment", task, pins)
+    with (root / "environment" / "Dockerfile").open("a", encoding="utf-8") as file:
+        file.write(_IN_THE_IMAGE)
+    copy_tree(task.repo, root / "environment" / TREE)
     write_files(root / "solution" / "files", task.gold_files())
     _script(root / "solution" / "solve.sh", _SOLVE)
     _script(root / "tests" / "test.sh", _TEST)
     (root / "tests" / SPEC_FILE).write_text(json.dumps(to_json(spec), indent=1) + "\n", "utf-8")
     copy_tree(task.repo, root / "tests" / "repo")
     shutil.copy(harbor_grade.__file__, root / "tests" / GRADE_FILE)
-    grader = root / "tests" / "grader" / PACKAGE.name
-    for path in _grader_files():
-        (grader / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(PACKAGE / path, grader / path)
-
-
-def _grader_files() -> tuple[str, ...]:
-    """Return the files of this package that grade a task: the sandbox, the guard of the output, and what they import."""
-    sandbox = [path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "sandbox").rglob("*.py")]
-    return import_closure([*sandbox, "types/guarded_streams.py"], packages=True, left_out=_LEFT_OUT)
+    copy_grader(spec.language, root / "tests" / "grader")
 
 
 def _script(path: Path, text: str) -> None:
@@ -110,7 +100,7 @@ def _config(spec: TaskSpec) -> dict[str, Any]:
         "task": {
             "name": f"{_ORGANISATION}/{spec.task_id.replace('/', '__')}",
             "description": spec.instruction,
-            "keywords": ["python", "feature-deletion"],
+            "keywords": [spec.language, "feature-deletion"],
         },
         "metadata": {
             "source": spec.source,

@@ -1,10 +1,10 @@
 """Import of Harbor task directories, as far as they can be expressed as ours; the others are refused with a reason.
 
-A directory that `export_harbor` wrote comes back as the task it was. Of others is asked: the tree comes from the build context
-(`COPY` into the working directory, packages from pip at most), the verifier is pytest over files in `tests/`, and `solve.sh`
-changes files of the tree. It is run in the sandbox, tests decide which are fail-to-pass, and the grader has the last word: the
-solution must score 1 and the untouched tree 0. The tests become part of the tree: here an agent sees what it is graded with,
-but for the hidden checks, which are found on the solved tree.
+A directory that `export_harbor` wrote comes back as the task it was, in every language. Of others is asked: the tree comes from
+the build context (`COPY` into the working directory, packages from pip at most), the verifier is pytest over files in `tests/`,
+and `solve.sh` changes files of the tree. It is run in the sandbox, tests decide which are fail-to-pass, and the grader has the
+last word: the solution must score 1 and the untouched tree 0. The tests become part of the tree: here an agent sees what it is
+graded with, but for the hidden checks, which are found on the solved tree.
 
 Nothing a task's author wrote is trusted: each folder is copied once, without following a link, and a task that holds a link, or
 whose Dockerfile names anything outside of its folder, is refused before anything of it is used.
@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from composer_replication.languages.functions import Skipped
+from composer_replication.languages.registry import build_language
 from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.grading.grade import grade
@@ -44,14 +45,12 @@ def import_harbor(folder: Path, out: Path, *, sandbox: Sandbox, python: Path) ->
     folder, one that is damaged, and one on which the sandbox broke. Folders are not searched through links.
 
     Args:
-        python: runs the tests here; it needs pytest and what the tasks' images would install.
+        python: runs the tests here; it needs what the tasks' images would install.
 
     Raises:
-        TaskError: there is no Harbor task, `folder` cannot be searched, or `python` has no pytest.
-        SandboxError: the sandbox broke before the first task.
+        TaskError: there is no Harbor task, or `folder` cannot be searched.
         StorageError: `out` cannot be written.
     """
-    require_modules(sandbox, python, "pytest")
     tasks: list[Task] = []
     refused: list[Skipped] = []
     with _opened(folder) as top:
@@ -92,6 +91,7 @@ def _import(top: OpenFolder, path: str, out: Path, sandbox: Sandbox, python: Pat
             expressed = _own(source, ours) if ours.is_file() else express(source, config, work, sandbox=sandbox, python=python)
             if not is_task_id(expressed.spec.task_id):
                 raise NotExpressibleError(f"its name {expressed.spec.task_id[:80]!r} is not a name for a folder")
+            _refuse_unready(expressed, sandbox, python)
             _prove(expressed, sandbox, python)
             if not expressed.spec.impossible:
                 expressed = _with_checks(expressed, sandbox, python)
@@ -112,6 +112,15 @@ def _own(source: Path, spec_file: Path) -> Expressed:
         raise NotExpressibleError(f"tests/{SPEC_FILE} is not a task of this release ({error})") from error
     gold = source / "solution" / "files"
     return Expressed(spec, source / "tests" / "repo", {path: (gold / path).read_bytes() for path in tree_files(gold)})
+
+
+def _refuse_unready(expressed: Expressed, sandbox: Sandbox, python: Path) -> None:
+    """Refuse a task where the interpreter's environment has no tools of its language. Raises TaskError and SandboxError."""
+    language = build_language(expressed.spec.language)
+    if language.requirements is None:
+        require_modules(sandbox, python, "pytest")
+    else:
+        language.prepare(python, expressed.repo, fetch=False)
 
 
 def _prove(expressed: Expressed, sandbox: Sandbox, python: Path) -> None:

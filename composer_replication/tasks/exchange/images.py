@@ -1,7 +1,8 @@
 """The image of a build's tasks: the interpreter's version of Python, with pytest and the pinned dependencies of the tests.
 
 A build's tasks share an image: it holds nothing of any tree. `composer tasks export --format docker` writes its Dockerfile; where
-an image lacks something, `install_command` is what adds it.
+an image lacks something, `install_command` is what adds it. In other languages than Python an image gets the tool chain, and what
+`Language.prepare` fetches for a tree that is shown while the image is built; a shell in it finds the tools.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from composer_replication.tasks.exchange.pins import Pins, pins_of
-from composer_replication.tasks.files import storage_errors
+from composer_replication.languages.protocol import Language
+from composer_replication.tasks.exchange import image_prepare
+from composer_replication.tasks.exchange.grader_files import copy_grader
+from composer_replication.tasks.exchange.pins import Pins, library_pins, pins_of
+from composer_replication.tasks.files import copy_tree, storage_errors
 from composer_replication.tasks.store import Task
 from composer_replication.types.errors import TaskError
 
@@ -20,6 +24,15 @@ PYTHON_IMAGE = "python:{python}-slim"
 """What an image begins with; `image_named` fills it in."""
 REPOSITORY = "composer-tasks"
 """What the images of builds are called in the documentation, before the build's name."""
+TREE, PREPARE = "repo", "prepare"
+"""Folders beside a Dockerfile: the tree of a task, and what makes the image ready for it."""
+_SETUP = "/etc/composer_setup.sh"
+_PREPARED = (
+    f"RUN --mount=type=bind,source={TREE},target=/tree --mount=type=bind,source={PREPARE},target=/prepare"
+    f" python -I -B /prepare/prepare.py {{language}} /tree {_SETUP} && echo '. {_SETUP}' >> /etc/bash.bashrc\n"
+    f"ENV BASH_ENV={_SETUP}\n"
+)
+_SYSTEM = "RUN apt-get update && apt-get install --yes --no-install-recommends {packages} && rm -rf /var/lib/apt/lists/*\n"
 
 
 def image_named(template: str, *, build: str, python: str) -> str:
@@ -37,13 +50,45 @@ def install_command(pins: Pins) -> list[str]:
     return ["python", "-m", "pip", "install", "--no-cache-dir", *pins.requirements]
 
 
-def dockerfile(pins: Pins) -> str:
+def write_image(folder: Path, task: Task, pins: Pins) -> None:
+    """Write the Dockerfile of a task's image into a folder, and beside it what its commands read but for `repo`, a task's tree.
+
+    Args:
+        pins: what `image_pins` gives for the task, or for all tasks of its build.
+
+    Raises:
+        TaskError: the task's language comes from another package.
+        OSError: the folder cannot be written.
+    """
+    (folder / "Dockerfile").write_text(dockerfile(task.language, pins), "utf-8")
+    if _is_prepared(task.language):
+        copy_grader(task.language.name, folder / PREPARE)
+        shutil.copy(image_prepare.__file__, folder / PREPARE / "prepare.py")
+
+
+def dockerfile(language: Language, pins: Pins) -> str:
     """Return the Dockerfile of an image."""
+    packages = " ".join(language.system_requirements)
     return (
         f"FROM {image_named(PYTHON_IMAGE, build='', python=pins.python)}\n"
+        f"{_SYSTEM.format(packages=packages) if packages else ''}"
         f"RUN {' '.join(install_command(pins))}\n"
+        f"{_PREPARED.format(language=language.name) if _is_prepared(language) else ''}"
         "ENV PYTHONDONTWRITEBYTECODE=1\n"
     )
+
+
+def _is_prepared(language: Language) -> bool:
+    """Return whether an image needs more than packages of Python: the tools of another language."""
+    return language.requirements is not None
+
+
+def image_pins(task: Task, python: Path) -> Pins:
+    """Return what pip installs into a task's image: what its tests need, as `python` has it, and what its language imports.
+
+    Raises as `pins_of`.
+    """
+    return joined([pins_of(task.spec, task.repo, python), library_pins(task.language)])
 
 
 def export_images(tasks: Sequence[Task], out: Path, *, pythons: Mapping[str, Path]) -> list[Path]:
@@ -60,11 +105,13 @@ def export_images(tasks: Sequence[Task], out: Path, *, pythons: Mapping[str, Pat
     written = []
     for name, members in by_build(tasks).items():
         root = out / name
-        pins = [pins_of(task.spec, task.repo, pythons[task.spec.task_id]) for task in members]
+        pins = joined([image_pins(task, pythons[task.spec.task_id]) for task in members])
         with storage_errors(out):
             shutil.rmtree(root, ignore_errors=True)
             root.mkdir(parents=True)
-            (root / "Dockerfile").write_text(dockerfile(joined(pins)), "utf-8")
+            write_image(root, members[0], pins)
+            if _is_prepared(members[0].language):
+                copy_tree(members[0].repo, root / TREE)
         written.append(root)
     return written
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from composer_replication.languages.protocol import Language
 from composer_replication.languages.registry import build_language
 from composer_replication.sandbox.interpreter import ask
 from composer_replication.tasks.sources.declared import declared_requirements, name_of
@@ -57,6 +59,11 @@ def pins_of(spec: TaskSpec, tree: Path, python: Path) -> Pins:
         return _asked(python, tuple(sorted(map(name_of, tools))))
     names = {name_of(line) for line in declared_requirements(tree, project_of(spec.source)).every}
     return _asked(python, ("pytest", *sorted(names)))
+
+
+def library_pins(language: Language) -> Pins:
+    """Return the versions of what a language's object imports, as they are installed here. Raises as `pins_of`."""
+    return _asked(Path(sys.executable), language.libraries)
 
 
 def project_of(source: str) -> str:

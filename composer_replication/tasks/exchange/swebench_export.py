@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.sandbox.scratch import scratch_folder
-from composer_replication.tasks.exchange.python_only import refuse_other_languages
 from composer_replication.tasks.files import copy_tree, storage_errors, write_files, write_whole
 from composer_replication.tasks.store import Task
 from composer_replication.types.errors import TaskError
@@ -44,7 +43,12 @@ def export_swebench(tasks: Sequence[Task], out: Path) -> Path:
         TaskError: git is missing or fails, every task is impossible, or one is not in Python.
         StorageError: `out` cannot be written.
     """
-    refuse_other_languages(tasks)
+    other = next((task for task in tasks if task.spec.language != "python"), None)
+    if other is not None:
+        raise TaskError(
+            f"{other.spec.task_id} is a task in {other.spec.language}, and SWE-bench's rows are of tasks in Python",
+            fix="export folders of Python tasks alone; --format harbor and composer tasks push take tasks in every language",
+        )
     possible = [task for task in tasks if not task.spec.impossible]
     if not possible:
         raise TaskError("every task is impossible, which a row cannot say", fix="export others, or to Harbor")

@@ -9,10 +9,10 @@ from pathlib import Path
 from composer_replication.languages.functions import Function
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.languages.python.changes import changed_functions
+from composer_replication.languages.registry import build_language
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.submission import is_editable
-from composer_replication.sandbox.grading.tripwire import profile_of
 from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
 from composer_replication.tasks.files import solved_tree
 from composer_replication.tasks.held_out.book import make_hidden_book
@@ -34,41 +34,67 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
 
     Returns:
         None of a kind where the tests do nothing that can be written down, or have no expectation to turn around; none at all
-        where no Python package is found in the tree.
+        where no package of the task's language is found in the tree.
 
     Raises:
         SandboxError: the sandbox broke.
         StorageError: the solved tree cannot be written.
     """
+    language = build_language(spec.language)
+    limits = Limits(wall_s=spec.test_timeout_s, cpu_s=spec.test_timeout_s)
+    runner = language.runner(sandbox, python, spec.python_path, limits)
+    choose = _chosen_programs if language.requirements is None else _chosen_calls
     with solved_tree(repo, gold) as solved:
         try:
-            layout = _layout(spec, solved)
+            checks = choose(spec, repo, gold, solved, runner)
         except SourceError:
             return HeldOutChecks()
-        limits = Limits(wall_s=spec.test_timeout_s, cpu_s=spec.test_timeout_s)
-        runner = CodeRunner(sandbox=sandbox, python=python, python_path=spec.python_path, limits=limits)
-        tests = frozenset({*spec.fail_to_pass, *spec.pass_to_pass})
-        book = make_hidden_book(runner, solved, layout=layout, passing=tests, seed=0)
-        changed = _changed(repo, gold)
-        told = find_told(book.programs, changed, runner=runner, repo=repo, solved=solved, gold=gold)
-        checks = choose_proven(
-            book,
-            [*changed, *asked_of(told, book.programs, changed, solved)],
-            frozenset(spec.fail_to_pass),
-            runner=runner,
-            gold=Tree(base=solved),
-            task=Tree(base=repo),
-            seed=spec.task_id,
-        )
-        untold = sum(not one.programs for one in told)
-        checks = replace(with_told(checks, told, book.programs), untold=untold)
     while True:
         report = grade(replace(spec, hidden=checks), repo, dict(gold), sandbox=sandbox, python=python)
         if isinstance(report.reward, Unscored):
             raise SandboxError(f"task {spec.task_id} could not be graded: {report.reward.reason}")
         if not report.hidden_broken:
-            return replace(checks, profile=profile_of(_python(gold), report.events))
+            sources = {path: content for path, content in gold.items() if language.is_source(path)}
+            return replace(checks, profile=language.profile(sources, report.events))
         checks = without_broken(checks, report.hidden_broken)
+
+
+def _chosen_calls(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], solved: Path, runner: CodeRunner) -> HeldOutChecks:
+    """Choose held-out calls of the functions that the task names. Raises SourceError and SandboxError."""
+    language = build_language(spec.language)
+    named = {(deletion.path, deletion.qualname) for deletion in spec.deleted}
+    found = [function for path, source in gold.items() for function in language.find_functions(path, source, True)[0]]
+    book = language.make_book(runner, solved, language.layout(solved, (), ()), _tests(spec), 0)
+    return language.choose_checks(
+        book,
+        [function for function in found if (function.path, function.qualname) in named],
+        frozenset(spec.fail_to_pass),
+        runner=runner,
+        gold=Tree(base=solved),
+        task=Tree(base=repo),
+        seed=spec.task_id,
+    )
+
+
+def _chosen_programs(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], solved: Path, runner: CodeRunner) -> HeldOutChecks:
+    """Choose programs over what a solution in Python changes. Raises SourceError and SandboxError."""
+    book = make_hidden_book(runner, solved, layout=_layout(spec, solved), passing=_tests(spec), seed=0)
+    changed = _changed(repo, gold)
+    told = find_told(book.programs, changed, runner=runner, repo=repo, solved=solved, gold=gold)
+    checks = choose_proven(
+        book,
+        [*changed, *asked_of(told, book.programs, changed, solved)],
+        frozenset(spec.fail_to_pass),
+        runner=runner,
+        gold=Tree(base=solved),
+        task=Tree(base=repo),
+        seed=spec.task_id,
+    )
+    return replace(with_told(checks, told, book.programs), untold=sum(not one.programs for one in told))
+
+
+def _tests(spec: TaskSpec) -> frozenset[str]:
+    return frozenset({*spec.fail_to_pass, *spec.pass_to_pass})
 
 
 def _layout(spec: TaskSpec, solved: Path) -> RepositoryLayout:
@@ -77,10 +103,6 @@ def _layout(spec: TaskSpec, solved: Path) -> RepositoryLayout:
     tests = {test_id.partition("::")[0] for test_id in (*spec.fail_to_pass, *spec.pass_to_pass)}
     sources = tuple(path for path in layout.sources if is_editable(spec, path))
     return replace(layout, tests=tuple(sorted(tests)), sources=sources, python_path=spec.python_path)
-
-
-def _python(gold: Mapping[str, bytes]) -> list[bytes]:
-    return [content for path, content in gold.items() if path.endswith(".py")]
 
 
 def _changed(repo: Path, gold: Mapping[str, bytes]) -> list[Function]:

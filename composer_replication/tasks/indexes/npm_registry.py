@@ -35,12 +35,13 @@ def download_package(name: str, version: str, folder: Path) -> Path:
     said = _read(f"{registry}{quote(name, safe='@')}/{quote(version)}", settings, _MOST_METADATA, f"{name}@{version}")
     try:
         distribution = json.loads(said)["dist"]
-        address, digest = str(distribution["tarball"]), _digest_in(distribution)
+        address, digest = urljoin(registry, str(distribution["tarball"])), _digest_in(distribution)
+        scheme = urlsplit(address).scheme
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SourceError(f"{name}@{version}: the registry's answer cannot be read", fix=_FIX) from error
-    if urlsplit(urljoin(registry, address)).scheme not in ("http", "https"):
+    if scheme not in ("http", "https"):
         raise SourceError(f"{name}@{version}: the registry gives no address of an archive", fix=_FIX)
-    content = _read(urljoin(registry, address), settings, _MOST_BYTES, f"{name}@{version}")
+    content = _read(address, settings, _MOST_BYTES, f"{name}@{version}")
     algorithm, wanted = digest
     if hashlib.new(algorithm, content).digest() != wanted:
         raise SourceError(f"{name}@{version}: its archive does not have the {algorithm} digest that the registry gives", fix=_FIX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ def read_address(address: str, what: str, *, most: int, index: str, fix: str, he
         error.close()
         missing = f"{index} does not have {what}" if error.code == 404 else f"{index} refuses {what} ({error.code})"
         raise SourceError(missing, fix=fix) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise SourceError(f"{what} cannot be fetched: {error}", fix=fix) from error
     if len(content) > most:
         raise SourceError(f"{what} is larger than {most >> 20} MiB", fix=fix)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import io
 import json
 import re
-import tarfile
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from composer_replication.sandbox.archive_members import DAMAGED, archive_members
 from composer_replication.sandbox.protocol import Command, Sandbox, Tree
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.sources.source import is_litter
@@ -180,22 +179,11 @@ def _texts(path: str, content: bytes) -> Iterator[str]:
         if path.endswith(".ipynb"):
             cells = json.loads(content)["cells"]
             yield "\n".join("".join(cell["source"]) for cell in cells)
-        elif zipfile.is_zipfile(io.BytesIO(content)):
-            with zipfile.ZipFile(io.BytesIO(content)) as zipped:
-                room = _MOST_UNPACKED
-                for info in zipped.infolist():
-                    room -= info.file_size if info.file_size <= _MAX_BYTES else 0
-                    if info.file_size <= _MAX_BYTES and room >= 0:
-                        yield zipped.read(info).decode(errors="replace")
-        elif tarfile.is_tarfile(io.BytesIO(content)):
-            with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-                for member in tar:
-                    if member.offset_data + member.size > _MOST_UNPACKED:
-                        return  # to reach the next member, all of this one would be unpacked
-                    inner = tar.extractfile(member) if member.isreg() and member.size <= _MAX_BYTES else None
-                    if inner is not None:
-                        yield inner.read().decode(errors="replace")
         else:
-            yield content[:_MAX_BYTES].decode(errors="replace")
-    except (ValueError, KeyError, TypeError, RuntimeError, EOFError, OSError, zipfile.BadZipFile, tarfile.TarError):
+            room = _MOST_UNPACKED
+            for member in archive_members(io.BytesIO(content), most=_MOST_UNPACKED):
+                room -= member.size if member.size <= _MAX_BYTES else 0
+                if member.size <= _MAX_BYTES and room >= 0:
+                    yield member.read().decode(errors="replace")
+    except (*DAMAGED, TypeError):  # most files are no archive
         yield content[:_MAX_BYTES].decode(errors="replace")

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from composer_replication.sandbox.archive_members import DAMAGED, archive_members
 from composer_replication.sandbox.backends.preload import PRELOADED
 from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.confined import Reach, interpreter_reach
@@ -42,7 +43,7 @@ def check_wheel(wheel: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
             deep = next((name for name in archive.namelist() if name.count("/") > _DEEPEST), None)
-    except (OSError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise SourceError(f"{wheel.name} is no wheel: {error}", fix=OWN) from error
     if deep is not None:
         raise SourceError(f"{wheel.name} has folders below {deep[:40]!a}... that are {deep.count('/')} deep", fix=OWN)
@@ -77,7 +78,7 @@ def check_installed(folder: Path, packages: Path, before: Mapping[str, str], whe
         _put_start_aside(packages)
         _check_places(before, contents(folder, packages))
         _check_parts(packages, wheels, base)
-    except (OSError, zipfile.BadZipFile, InvalidWheelFilename) as error:
+    except (*DAMAGED, InvalidWheelFilename) as error:
         raise SourceError(f"the project's dependencies cannot be looked at: {error}", fix=OWN) from error
 
 
@@ -127,12 +128,12 @@ def _digests(wheels: Sequence[Path]) -> dict[str, str]:
     """Return the digests of the wheels' files, by the paths that they are installed at."""
     found = {}
     for wheel in wheels:
-        with zipfile.ZipFile(wheel) as archive:
-            for name in archive.namelist():
-                top, _, below = name.partition("/")
+        with wheel.open("rb") as file:
+            for member in archive_members(file, most=0):
+                top, _, below = member.name.partition("/")
                 scheme, _, rest = below.partition("/")
-                installed = rest if top.endswith(".data") and scheme in ("purelib", "platlib") else name
-                found[installed] = hashlib.sha256(archive.read(name)).hexdigest()
+                installed = rest if top.endswith(".data") and scheme in ("purelib", "platlib") else member.name
+                found[installed] = hashlib.sha256(member.read()).hexdigest()
     return found
 
 

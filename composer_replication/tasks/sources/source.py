@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import lzma
 import re
 import stat
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from composer_replication.languages.registry import built_folders
+from composer_replication.languages.registry import built_files
+from composer_replication.sandbox.archive_members import DAMAGED, archive_members
 from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.files import storage_errors, tree_files
@@ -36,8 +33,8 @@ STATE, SOURCE_RECORD = ".build", "source.json"
 _TASK = ("MANIFEST.sha256", "task.toml", "solution")
 _MAX_TREE_BYTES = 256 << 20
 _MOST_ENTRIES = 1_000_000
-_UNREADABLE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError)
-"""What a damaged archive raises; RuntimeError is one with a password, or packed in a way that Python does not know."""
+_MOST_UNPACKED = 2 << 30
+"""Of a whole archive, what is left out of the tree included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +136,8 @@ class SourceFile:
 def _write_tree(entries: Iterable[SourceFile], tree: Path, source: str) -> None:
     found = {entry.path: entry for entry in entries if entry.path.isprintable() and not is_litter(entry.path)}
     environments = tuple(path.removesuffix("pyvenv.cfg") for path in found if path.endswith("/pyvenv.cfg"))
-    built = tuple(f"{name}/" for name in built_folders(list(found)))
-    kept = [entry for path, entry in sorted(found.items()) if not path.startswith(environments + built)]
+    built = built_files({path: entry.content for path, entry in found.items()})
+    kept = [entry for path, entry in sorted(found.items()) if not path.startswith(environments) and path not in built]
     if not kept:
         raise SourceError(f"{source} holds no file", fix="name the folder or archive that holds the project")
     with storage_errors(tree):
@@ -186,22 +183,13 @@ def archive_entries(archive: Path) -> Iterator[SourceFile]:
     """
     total = 0
     try:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as zipped:
-                for info in zipped.infolist():
-                    path = _inside(info.filename)
-                    if path and not info.is_dir() and stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG):
-                        total = _counted(total, info.file_size, archive)
-                        yield SourceFile(path, zipped.read(info), bool((info.external_attr >> 16) & stat.S_IXUSR))
-            return
-        with tarfile.open(archive) as tar:
-            for member in tar:
+        with archive.open("rb") as file:
+            for member in archive_members(file, most=_MOST_UNPACKED):
                 path = _inside(member.name)
-                stream = tar.extractfile(member) if path and member.isreg() else None
-                if stream is not None:
+                if path:
                     total = _counted(total, member.size, archive)
-                    yield SourceFile(path, stream.read(), bool(member.mode & stat.S_IXUSR))
-    except _UNREADABLE as error:
+                    yield SourceFile(path, member.read(), member.runs)
+    except DAMAGED as error:
         raise SourceError(f"{archive.name} is not a readable source archive ({error})", fix="fetch it again") from error
 
 

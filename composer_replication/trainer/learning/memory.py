@@ -11,6 +11,7 @@ import torch
 
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward.models import resolve_checkpointing
+from composer_replication.trainer.learning.smaller_states import smaller_states
 from composer_replication.types.errors import ModelError
 
 
@@ -42,9 +43,15 @@ def saying_what_to_lower(doing: str, config: RunConfig) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        tokens = config.optimizer.micro_batch_tokens
-        first = "" if resolve_checkpointing(config) else "set optimizer.gradient_checkpointing = true, "
-        raise ModelError(
-            f"the device ran out of memory while {doing}: {error}",
-            fix=f"{first}lower optimizer.micro_batch_tokens (now {tokens}), then go on with --resume",
-        ) from error
+        raise ModelError(f"the device ran out of memory while {doing}: {error}", fix=_what_to_lower(config)) from error
+
+
+def _what_to_lower(config: RunConfig) -> str:
+    """Return fields to change: first what a run can go on with."""
+    tokens, longest = config.optimizer.micro_batch_tokens, config.rollout.context_tokens
+    can_go_on = [] if resolve_checkpointing(config) else ["set optimizer.gradient_checkpointing = true"]
+    if tokens > longest:
+        can_go_on.append(f"lower optimizer.micro_batch_tokens (now {tokens})")
+    if can_go_on:
+        return f"{', '.join(can_go_on)}, then go on with --resume"
+    return f"in a new run, {smaller_states(config)}, or lower rollout.context_tokens (now {longest})"

@@ -19,7 +19,7 @@ from composer_replication.rollouts.transformers_engine import PREFILL_TOKENS
 from composer_replication.trainer.engines.own_server import shared_memory
 from composer_replication.trainer.learning.followers import launched_processes
 from composer_replication.trainer.learning.memory import give_memory_back
-from composer_replication.trainer.planning.update_memory import PassSize, UpdateMemory, largest_pass, plan_update
+from composer_replication.trainer.planning.update_memory import PassSize, UpdateMemory, largest_passes, plan_update
 
 _GIB = 2**30
 _FRAGMENTATION = 0.1
@@ -118,7 +118,6 @@ def make_plan(config: RunConfig, architecture: PreTrainedConfig, window: int, ro
         ModelError: even a few blocks do not fit on the device.
     """
     device = resolve_device(config.model.device)
-    largest = largest_pass(config, window)
     if device.type == "cpu":
         process = psutil.Process().memory_info().rss
         capacity = process + psutil.virtual_memory().available // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -126,7 +125,8 @@ def make_plan(config: RunConfig, architecture: PreTrainedConfig, window: int, ro
         torch.zeros(1, device=device)  # CUDA itself takes memory from now on
         free, capacity = torch.cuda.mem_get_info(device)
         process = capacity - free - torch.cuda.memory_reserved(device)
-    update = plan_update(config, architecture, largest)
+    planned = [(size, plan_update(config, architecture, size)) for size in largest_passes(config, window)]
+    largest, update = max(planned, key=lambda one: one[1].peak)
     give_memory_back()
     caches = reading = 0.0
     if config.rollout.engine == "transformers":

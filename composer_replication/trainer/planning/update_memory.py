@@ -43,15 +43,18 @@ class PassSize:
     """Of each row, padding included."""
 
 
-def largest_pass(config: RunConfig, window: int) -> PassSize:
-    """Return the pass that `optimizer.micro_batch_tokens` and the longest trajectories allow.
+def largest_passes(config: RunConfig, window: int) -> tuple[PassSize, ...]:
+    """Return the passes that may need the most memory: as many of the longest trajectories as `optimizer.micro_batch_tokens`
+    holds and, where tokens are left over, one row more, all so short that the pass is full.
 
     Args:
         window: tokens that the model reads at most.
     """
+    tokens, most = config.optimizer.micro_batch_tokens, config.rollout.groups * config.rollout.group_size
     longest = min(config.rollout.context_tokens, window)
-    rows = max(1, config.optimizer.micro_batch_tokens // longest)
-    return PassSize(min(rows, config.rollout.groups * config.rollout.group_size), longest)
+    first = PassSize(min(max(1, tokens // longest), most), longest)
+    second = PassSize(first.rows + 1, tokens // (first.rows + 1))
+    return (first, second) if second.rows <= most and second.rows * second.tokens > first.rows * first.tokens else (first,)
 
 
 @dataclass(frozen=True, slots=True)

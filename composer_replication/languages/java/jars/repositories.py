@@ -8,6 +8,7 @@ to be right, where all that is needed are a few files.
 from __future__ import annotations
 
 import hashlib
+import http.client
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -126,7 +127,7 @@ def _answer(address: str, most: int) -> bytes | None:
         if error.code in (404, 410):
             return None
         raise SourceError(f"{address} is refused ({error.code})", fix=fix) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise SourceError(f"{address} cannot be fetched: {error}", fix=fix) from error
     if len(content) > most:
         raise SourceError(f"{address} is larger than {most >> 20} MiB", fix="take it out of the project's requirements")
