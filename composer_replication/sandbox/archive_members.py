@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 
 DAMAGED = (
@@ -98,7 +99,7 @@ def _of_tar(file: IO[bytes], most: int) -> Iterator[ArchiveMember]:
             content = tar.extractfile(member) if member.isreg() else None
             if content is not None:
                 yield ArchiveMember(
-                    member.name, member.size, bool(member.mode & stat.S_IXUSR), lambda c=content, n=member.size: _whole(c, n)
+                    member.name, member.size, bool(member.mode & stat.S_IXUSR), partial(_whole, content, member.size)
                 )
 
 

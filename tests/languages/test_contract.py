@@ -15,6 +15,7 @@ from composer_replication.languages.rust.language import RUST
 from composer_replication.sandbox.grading.languages import language_named
 from composer_replication.tasks.python_language import PYTHON
 from composer_replication.types.errors import SourceError, TaskError
+from composer_replication.types.held_out_checks import HeldOutProgram
 
 PROJECTS = {
     "python": {
@@ -53,6 +54,22 @@ PROJECTS = {
         'test("loud", () => { if (loud(" a ") !== "A") throw new Error() })\n',
     },
 }
+
+
+PROGRAMS = {
+    "no JSON": ("{", "[]"),
+    "no step": ("[]", "[]"),
+    "another step": ('[[0, {"key": "a::b"}]]', '[{"r": [], "a": []}]'),
+    "no call": ('[[0, {"key": "../x::b", "given": []}]]', '[{"r": [], "a": []}]'),
+}
+
+
+@pytest.mark.parametrize("text", PROGRAMS)
+@pytest.mark.parametrize("name", sorted(set(PROJECTS) - {"python"}))
+def test_held_out_calls_that_are_none_are_told_of_before_anything_is_graded(name: str, text: str) -> None:
+    steps, expected = PROGRAMS[text]
+    with pytest.raises(TaskError, match="a held-out call of the task"):
+        language_named(name).check_programs([HeldOutProgram(steps=steps, expected=expected, uses="", new_calls=0)])
 
 
 def write(root: Path, name: str) -> Path:

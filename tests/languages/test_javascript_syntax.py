@@ -274,6 +274,8 @@ def test_what_is_no_value_is_refused(value: object) -> None:
 def test_what_a_build_wrote_is_no_source() -> None:
     source = ["package.json", "src/index.ts", "src/a.ts", "src/deep/b.ts", "test/a.ts"]
     assert built_folders(source) == ("build", "dist")
+    files = dict.fromkeys([*source, "umd/x.min.js", "docs/jquery-min.js", "umd/x.min.js.map", "dist/a.js", "src/min.js"], b"")
+    assert JAVASCRIPT.built_files(files) == {"umd/x.min.js", "docs/jquery-min.js", "umd/x.min.js.map", "dist/a.js"}
     assert built_folders([*source, "lib/a.js", "lib/a.d.ts", "lib/deep/b.js", "lib/index.js"]) == ("build", "dist", "lib")
     assert built_folders([*source, "bin/run.js", "bin/index.js"]) == ("build", "dist")
     assert built_folders(["lib/a.js", "lib/b.js"]) == ("build", "dist")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.languages.rust import environment, registry
+from composer_replication.languages.rust.crates import crates_of
 from composer_replication.languages.rust.environment import make_ready
 from composer_replication.languages.rust.registry import fill_registry
 from composer_replication.languages.rust.settings import REGISTRY, TOOLCHAIN, crates_for, registry_for
@@ -126,3 +127,45 @@ def test_a_crate_that_the_code_needs_has_to_be_there(manifest: str, tmp_path: Pa
     with pytest.raises(SourceError, match=r"the crate \w+ [\d.]+ cannot be had") as error:
         fill_registry(prefix, tree)
     assert "cargo vendor" in str(error.value.fix)
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        '[dev-dependencies]\n"PLACE/pwned" = "1"\n',
+        '[dev-dependencies]\n"../../../../pwned" = "1"\n',
+        '[dev-dependencies]\nx = { version = "1", package = "PLACE/pwned" }\n',
+        '[dev-dependencies]\n"a\\u0000b" = "1"\n',
+        '[dev-dependencies]\n"" = "1"\n',
+        '[dev-dependencies]\nx = { version = "1", features = ["a\\" = []\\n[lib]"] }\n',
+        '[dev-dependencies]\nx = { version = "1", package = 5 }\n',
+    ],
+)
+def test_a_manifest_cannot_name_a_place_outside_of_the_environment(manifest: str, tmp_path: Path) -> None:
+    tree, prefix = project(tmp_path, manifest.replace("PLACE", str(tmp_path)))
+    program(prefix / TOOLCHAIN / "bin/cargo")
+    with pytest.raises(SourceError, match="which is no name"):
+        fill_registry(prefix, tree)
+    assert not list(tmp_path.rglob("*pwned*"))
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        *("[workspace]\nmembers = 5\nexclude = 5\n", "bin = 5\n", "[[bin]]\nname = 5\npath = 5\n"),
+        *("[dependencies]\nthere = { path = 5 }\n", '[dependencies]\nthere = { version = "1", features = 5 }\n'),
+        *("[workspace.dependencies]\nthere = [1]\n[dependencies]\nthere = { workspace = true }\n", "[features]\ndefault = 5\n"),
+        *("dependencies = 5\n", "[dependencies]\nthere = 5\n", "target = 5\n", "[target.x]\ndependencies = 5\n"),
+    ],
+)
+def test_a_manifest_of_another_shape_ends_nothing(manifest: str, tmp_path: Path) -> None:
+    tree, prefix = project(tmp_path)
+    text = (tree / "Cargo.toml").read_text()
+    (tree / "Cargo.toml").write_text(f"{text}{manifest}" if manifest.startswith("[") else f"{manifest}{text}")
+    (tree / "folder" / "Cargo.toml").mkdir(parents=True)
+    program(prefix / TOOLCHAIN / "bin/cargo")
+    fill_registry(prefix, tree)
+    paths = [path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()]
+    assert crates_of(paths, lambda path: (tree / path).read_bytes())[0].kind == "lib"

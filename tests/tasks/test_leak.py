@@ -84,6 +84,17 @@ def test_a_copy_in_an_archive_is_found(write_project: WriteProject, kind: str) -
     assert verdict(root) == "the deleted code is also in old.bin"
 
 
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_damaged_archive_ends_nothing(write_project: WriteProject, kind: str) -> None:
+    """Tests of whatever reads archives have such files."""
+    whole, root = archived(kind), write_project({"shop.py": MODULE})
+    for at in range(10, len(whole), 7):
+        damaged = whole[:at] + bytes([whole[at] ^ 0xFF]) * 5 + whole[at + 5 :]
+        (root / f"damaged{at}.bin").write_bytes(damaged)
+    (root / "copy.py").write_text(MODULE)
+    assert verdict(root) is not None
+
+
 def test_a_copy_in_the_same_file_is_found(write_project: WriteProject) -> None:
     twin = MODULE + f"\n\ndef twin(basket):\n{BODY}"
     assert verdict(write_project({"shop.py": twin})) == "the deleted code is also in shop.py"

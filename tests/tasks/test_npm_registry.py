@@ -107,6 +107,7 @@ def test_another_archive_than_the_registry_describes_is_refused(registry: Regist
         ((200, b"[]"), "answer cannot be read"),
         ((200, b'{"dist": {"tarball": "x"}}'), "answer cannot be read"),
         ((200, b'{"dist": {"tarball": "file:///etc/passwd", "shasum": "00"}}'), "gives no address"),
+        ((200, b'{"dist": {"tarball": "http://[", "shasum": "00"}}'), "answer cannot be read"),
         ((200, b'{"dist": {"tarball": "/gone.tgz", "shasum": "00"}}'), "does not have @own/words@1.2.0"),
     ],
 )

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from composer_replication.tasks.indexes.web import read_address
+from composer_replication.sandbox.web import read_address
 from composer_replication.types.errors import SourceError
 
 _MIRROR = "https://deb.debian.org/debian"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
-from composer_replication.tasks.indexes.web import read_address
+from composer_replication.sandbox.web import read_address
 from composer_replication.types.errors import SourceError
 
 _REGISTRY = "https://registry.npmjs.org/"

@@ -33,7 +33,7 @@ from composer_replication.tasks.sets.report import SetReport, SourceOutcome
 from composer_replication.tasks.sets.sources_file import folders_of, read_sources
 from composer_replication.tasks.store import load_task, write_task
 from composer_replication.types.errors import ConfigError, TaskError
-from composer_replication.types.held_out_checks import HeldOutChecks
+from composer_replication.types.held_out_checks import HeldOutChecks, HeldOutProgram
 
 TIDE = {
     "tide.py": "def slack(x):\n    grown = x + 1\n    return grown\n",
@@ -246,6 +246,17 @@ def test_an_interpreter_that_does_not_solve_its_tasks_costs_only_them(
     assert f"{pythons[bare]} has no pytest" in caplog.text
     with pytest.raises(TaskError, match="has no pytest"):
         sound_tasks(tasks[:1], pythons, sandbox=open_sandbox())
+
+
+def test_a_task_with_a_false_held_out_call_costs_only_itself(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else it would end a run hours later, when a policy passes its visible tests."""
+    tasks = load_tasks(copied)
+    false = HeldOutChecks(programs=(HeldOutProgram(steps="[[0, {}]]", expected="[{}]", uses="", new_calls=1),))
+    odd = replace(tasks[0], spec=replace(tasks[0].spec, language="go", hidden=false))
+    with caplog.at_level(logging.WARNING):
+        kept = sound_tasks([odd, *tasks[1:]], interpreters_of(tasks), sandbox=open_sandbox())
+    assert [task.spec.task_id for task in kept] == [task.spec.task_id for task in tasks[1:]]
+    assert "a held-out call of the task cannot be read" in caplog.text
 
 
 def test_a_list_names_sources_and_mistakes_by_line(tmp_path: Path) -> None:

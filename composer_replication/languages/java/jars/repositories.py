@@ -8,20 +8,17 @@ to be right, where all that is needed are a few files.
 from __future__ import annotations
 
 import hashlib
-import http.client
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
 from composer_replication.languages.java.jars.coordinates import Artifact
+from composer_replication.sandbox.web import fetch_bytes
 from composer_replication.types.errors import SourceError
 
 _CENTRAL = "https://repo.maven.apache.org/maven2"
 _DEBIAN = Path("/usr/share/maven-repo")
 """Where packages of Debian (`lib*-java`) put what they have, each in one version, which it calls `debian` too."""
-_TIME_S = 60
 _MOST = {"pom": 4 << 20, "jar": 128 << 20}
 _MIRRORED = ("*", "central", "external:*")
 
@@ -118,17 +115,8 @@ def parsed(content: bytes) -> ElementTree.Element:
 
 def _answer(address: str, most: int) -> bytes | None:
     """Return what an address answers; None where it has nothing. Raises SourceError."""
-    fix = "see whether it can be reached from here, or name a mirror in ~/.m2/settings.xml"
     try:
-        with urllib.request.urlopen(address, timeout=_TIME_S) as response:
-            content: bytes = response.read(most + 1)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code in (404, 410):
-            return None
-        raise SourceError(f"{address} is refused ({error.code})", fix=fix) from error
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        return fetch_bytes(address, most=most)
+    except OSError as error:
+        fix = "see whether it can be reached from here, or name a mirror in ~/.m2/settings.xml"
         raise SourceError(f"{address} cannot be fetched: {error}", fix=fix) from error
-    if len(content) > most:
-        raise SourceError(f"{address} is larger than {most >> 20} MiB", fix="take it out of the project's requirements")
-    return content
