@@ -60,12 +60,12 @@ PACKAGES = (
     "semver==3.0.4",
     "parsimonious==0.10.0",
 )
-"""With tests in their source archives, and dependencies that the index has. The first six were chosen by name before anything was
-built from them; no check was tuned on any of the ten."""
+"""With tests in their source archives, and dependencies that the index has. Chosen by name, not by result; some were measured more
+than once while the checks were made."""
 _MEASURED = ("composer_replication/sandbox", "composer_replication/tasks", "composer_replication/languages", "tests/attack")
 _ASIDE = (
     *("composer_replication/tasks/exchange", "composer_replication/tasks/history", "composer_replication/tasks/sets"),
-    *(f"composer_replication/languages/{name}" for name in ("go", "javascript", "calls")),
+    *(f"composer_replication/languages/{name}" for name in ("go", "java", "javascript", "rust", "calls")),
 )
 """Folders whose code the figures describe, without those in them that no build of a Python package by deletion and no grading
 runs: a record of other code is measured again."""

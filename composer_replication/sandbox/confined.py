@@ -1,7 +1,8 @@
-"""Programs of this machine that handle strangers' files (pip, git, venv, compileall), confined to what they need.
+"""Programs of this machine that handle strangers' files (pip, git, npm, go, cargo, javac, venv, compileall), confined to what they
+need.
 
 Landlock keeps them from every other file and TCP port, and a filter of system calls from what no sandbox allows. They are no
-sandbox's: what they make has to stay on this machine, and pip and git ask the network. Where the kernel has no Landlock they run
+sandbox's: what they make has to stay on this machine, and most of them ask the network. Where the kernel has no Landlock they run
 as any program does, and `not_confined` says so.
 """
 
@@ -150,8 +151,8 @@ def not_confined() -> str:
     """Return what `run_confined` leaves open on this machine to the programs that fetch and install."""
     abi = landlock.abi_version()
     if abi == 0:
-        return "pip and git, in nothing: this kernel has no Landlock (Linux 5.13), or it is switched off"
-    left = ["which hosts pip and git ask", "datagrams", "the ports of ssh"]
+        return "pip, git, npm, go, cargo and javac, in nothing: this kernel has no Landlock (Linux 5.13), or it is switched off"
+    left = ["which hosts pip, git, npm, go and cargo ask", "datagrams", "the ports of ssh"]
     if abi < ABI_WITH_PORTS:
         left[-1] = "TCP ports (needs Linux 6.7)"
     if abi < ABI_WITH_SCOPES:

@@ -61,7 +61,6 @@ print(json.dumps(told))
 """
 
 
-@pytest.mark.slow
 def test_a_key_of_the_host_and_a_message_of_another_box_are_out_of_reach(box, base):
     """The host is a process with a session keyring, as a login, a service or a container has one."""
     environment = {**os.environ, "PYTHONPATH": str(Path(sys.modules["composer_replication"].__file__).parents[1])}

@@ -168,7 +168,6 @@ def below(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): first_bytes(path) for path in files}
 
 
-@pytest.mark.slow
 def test_a_hostile_harbor_task_is_refused_and_the_honest_one_beside_it_imported(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     (outside / "folder").mkdir(parents=True)
@@ -229,7 +228,6 @@ def patch_of(repository: Path, change: Callable[[Path], object]) -> str:
     return diff
 
 
-@pytest.mark.slow
 def test_hostile_rows_are_dropped_and_the_honest_one_is_built(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     (repository / "tests").mkdir(parents=True)

@@ -67,7 +67,7 @@ def with_variations(recorded: Iterable[FunctionCall], seed: int) -> tuple[list[F
 
 
 def _by_function(recorded: Iterable[FunctionCall]) -> dict[str, list[FunctionCall]]:
-    """Return the calls of each function without repeats, in an order that does not hang on that of the tests."""
+    """Return the calls of each function without repeats, in an order that does not depend on that of the tests."""
     found: dict[str, list[FunctionCall]] = {}
     for call in recorded:
         found.setdefault(call.key, []).append(call)

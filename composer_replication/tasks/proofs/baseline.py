@@ -49,7 +49,7 @@ def measure_baseline(runner: CodeRunner, tree: Path, *, layout: RepositoryLayout
     """Run all tests twice, once with coverage per test, and once in an interpreter of its own.
 
     Where the two runs find other parameters of a test function, none of its ids is relied on: pytest has numbered objects in an
-    order that hangs on addresses, and a few have the same number by chance.
+    order that depends on addresses, and a few have the same number by chance.
 
     Args:
         installed: the project's dependencies were installed for this build, so that is no longer the advice.
