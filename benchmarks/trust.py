@@ -60,8 +60,8 @@ PACKAGES = (
     "semver==3.0.4",
     "parsimonious==0.10.0",
 )
-"""With tests in their source archives, and dependencies that the index has. Chosen by name, not by result; some were measured more
-than once while the checks were made."""
+"""With tests in their source archives, and dependencies that the index has. Chosen by name, not by result; some were measured
+more than once while the checks were made."""
 _MEASURED = ("composer_replication/sandbox", "composer_replication/tasks", "composer_replication/languages", "tests/attack")
 _ASIDE = (
     *("composer_replication/tasks/exchange", "composer_replication/tasks/history", "composer_replication/tasks/sets"),

@@ -1,5 +1,5 @@
-"""Programs of this machine that handle strangers' files (pip, git, npm, go, cargo, javac, venv, compileall), confined to what they
-need.
+"""Programs of this machine that handle strangers' files (pip, git, npm, go, cargo, javac, venv, compileall), confined to what
+they need.
 
 Landlock keeps them from every other file and TCP port, and a filter of system calls from what no sandbox allows. They are no
 sandbox's: what they make has to stay on this machine, and most of them ask the network. Where the kernel has no Landlock they run

@@ -32,6 +32,8 @@ from composer_replication.types import HintedTurn
 
 _LEAST = 192
 """Tokens of the shortest row that is measured: below it fixed costs hide the others."""
+_OWN_SHARE, _LEAST_OWN = 32, 8
+"""One in so many tokens of a row is behind what it shares with others, at least; and so many tokens of the rows measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +43,34 @@ class PassSize:
     rows: int
     tokens: int
     """Of each row, padding included."""
+    shared: int = 0
+    """Tokens that all rows begin with, and that are read once."""
+
+    @property
+    def read(self) -> int:
+        """Return the tokens that are read."""
+        return self.shared + self.rows * (self.tokens - self.shared)
 
 
 def largest_passes(config: RunConfig, window: int) -> tuple[PassSize, ...]:
     """Return the passes that may need the most memory: as many of the longest trajectories as `optimizer.micro_batch_tokens`
-    holds and, where tokens are left over, one row more, all so short that the pass is full.
+    holds; where tokens are left over, one row more, all so short that the pass is full; and a group of the longest trajectories
+    that share so much of their beginning that the pass holds all of them.
 
     Args:
         window: tokens that the model reads at most.
     """
-    tokens, most = config.optimizer.micro_batch_tokens, config.rollout.groups * config.rollout.group_size
-    longest = min(config.rollout.context_tokens, window)
-    first = PassSize(min(max(1, tokens // longest), most), longest)
-    second = PassSize(first.rows + 1, tokens // (first.rows + 1))
-    return (first, second) if second.rows <= most and second.rows * second.tokens > first.rows * first.tokens else (first,)
+    tokens, group = config.optimizer.micro_batch_tokens, config.rollout.group_size
+    most, longest = config.rollout.groups * group, min(config.rollout.context_tokens, window)
+    found = [PassSize(min(max(1, tokens // longest), most), longest)]
+    shorter = PassSize(found[0].rows + 1, tokens // (found[0].rows + 1))
+    if shorter.rows <= most and shorter.read > found[0].read:
+        found.append(shorter)
+    siblings = min(group, 1 + max(0, tokens - longest) // max(1, longest // _OWN_SHARE))
+    own = (tokens - longest) // (siblings - 1) if siblings > 1 else longest
+    if own < longest:
+        found.append(PassSize(siblings, longest, shared=longest - own))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +117,8 @@ def plan_update(config: RunConfig, model_config: PreTrainedConfig, largest: Pass
     first = 2 if config.substrate.shard else 1  # FSDP2 gathers a block while it computes the one before it
     depths = [first * period, (first + 1) * period] if depth > (first + 1) * period else [depth]
     lengths = _lengths(model_config, largest)
-    found = [[measure_update(config, model_config, blocks, PassSize(largest.rows, n)) for n in lengths] for blocks in depths]
+    sizes = [PassSize(largest.rows, n, largest.shared * n // largest.tokens) for n in lengths]
+    found = [[measure_update(config, model_config, blocks, size) for size in sizes] for blocks in depths]
 
     def at(name: str) -> float:
         at_length = [extrapolated(lengths, [getattr(one, name) for one in some], largest.tokens) for some in found]
@@ -133,7 +150,9 @@ def _lengths(model_config: PreTrainedConfig, largest: PassSize) -> list[int]:
     """Return three lengths of rows, the shortest long enough to fill the buffer of logits where the run fills it; or the run's
     own, where that is not longer."""
     chunk = chunk_rows(model_config.get_text_config().vocab_size, torch.float32)
-    first = max(_LEAST, -(-chunk // largest.rows) if chunk < largest.rows * largest.tokens else 0)
+    filling = -(-chunk * largest.tokens // largest.read)  # of such rows as many tokens are read as there is room for
+    with_own = -(-_LEAST_OWN * largest.tokens // (largest.tokens - largest.shared))
+    first = max(_LEAST, with_own, filling if chunk < largest.read else 0)
     return [largest.tokens] if largest.tokens <= 3 * first else [first, 2 * first, 3 * first]
 
 
@@ -144,7 +163,7 @@ def measure_update(config: RunConfig, model_config: PreTrainedConfig, blocks: in
     """
     device = resolve_device(config.model.device)
     sharded, processes = config.substrate.shard, launched_processes()
-    one_step = {"micro_batch_tokens": largest.rows * largest.tokens, "mini_batches": 1, "epochs": 1, "channel_gradients_every": 0}
+    one_step = {"micro_batch_tokens": largest.read, "mini_batches": 1, "epochs": 1, "channel_gradients_every": 0}
     optimizer = config.optimizer.model_copy(update=one_step)
     config = config.model_copy(update={"optimizer": optimizer})
     batch = made_batch(config, largest, model_config.get_text_config().vocab_size, processes)
@@ -225,9 +244,12 @@ def made_batch(config: RunConfig, largest: PassSize, vocabulary: int, processes:
     rows, tokens = 2 * largest.rows * processes, largest.tokens
     ids = torch.randint(vocabulary, (rows, tokens), generator=drawn)
     ids[:, 0] = torch.arange(rows) % vocabulary  # nothing is shared, and the first rows are read together
+    for first in range(0, rows, largest.rows):
+        ids[first : first + largest.rows, : largest.shared] = ids[first, : largest.shared]
     attention = torch.ones_like(ids)
     attention[1:, -2:] = 0  # rows of one length would need no mask
-    sampled = attention * (torch.arange(tokens) >= tokens // 2)
+    start = max(largest.shared, tokens // 2)
+    sampled = attention * (torch.arange(tokens) >= start)
     weights = sampled.float()
     batch: Batch = {
         "input_ids": ids,
@@ -241,7 +263,7 @@ def made_batch(config: RunConfig, largest: PassSize, vocabulary: int, processes:
     hint, replay = config.loss.hint, config.loss.replay
     if replay.weight > 0 and (replay.compares or replay.learning_rate is not None):
         batch |= _pairs(ids, vocabulary)
-    return batch | (_hints(ids, hint) if hint.weight > 0 else {})
+    return batch | (_hints(ids, hint, start) if hint.weight > 0 else {})
 
 
 def _pairs(ids: Tensor, vocabulary: int) -> Batch:
@@ -259,18 +281,19 @@ def _pairs(ids: Tensor, vocabulary: int) -> Batch:
     return batch
 
 
-def _hints(ids: Tensor, hint: HintConfig) -> Batch:
-    """Return as many hints as a run may give for each row of `ids` [B, T], of 32 tokens each, and the held turns that they bring
-    along in the same places; or all hints at once, before all sampled tokens, in two turns."""
-    half, sampled = ids.shape[1] // 2, (ids.shape[1] - 2) // 2  # the last two tokens of a row may be padding
+def _hints(ids: Tensor, hint: HintConfig, start: int) -> Batch:
+    """Return as many hints as a run may give for each row of `ids` [B, T], whose sampled tokens begin at `start`, of 32 tokens
+    each, and the held turns that they bring along in the same places; or all hints at once, before all sampled tokens, in two
+    turns."""
+    sampled = ids.shape[1] - 2 - start  # the last two tokens of a row may be padding
     if hint.span == "trajectory":
         added = 32 * hint.per_trajectory
-        parts = [(half, half, sampled // 2, added), (half, half + sampled // 2, sampled - sampled // 2, added)]
+        parts = [(start, start, sampled // 2, added), (start, start + sampled // 2, sampled - sampled // 2, added)]
     else:
         width = max(1, sampled // 2 // hint.per_trajectory)
-        starts = [half + number * width % (sampled - width + 1) for number in range(hint.per_trajectory)]
+        starts = [start + number * width % (sampled - width + 1) for number in range(hint.per_trajectory)]
         held = 0 if hint.self_teacher == "live" else hint.held_turns
-        parts = [(start, start, width, added) for added in (32, *[0] * held) for start in starts]
+        parts = [(place, place, width, added) for added in (32, *[0] * held) for place in starts]
     made = [_hinted(str(row), read, *part) for row, read in enumerate(ids.tolist()) for part in parts]
     return hint_inputs(made, {str(row): row for row in range(len(ids))}, pad_id=0, reduction=hint.reduction)
 
