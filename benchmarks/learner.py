@@ -274,7 +274,7 @@ def main() -> None:
     """Measure and print; exit with 1 where an aim is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="updates of each side that are measured; the best one counts")
-    parser.add_argument("--run", type=Path, help="also measure the rollouts of this run, such as runs/quickstart")
+    parser.add_argument("--run", type=Path, help="the run whose rollouts are measured too: runs/quickstart, say")
     parser.add_argument("--write", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -3,14 +3,25 @@ line of JSON at the end."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def digest_of_code(files: Iterable[Path]) -> str:
+    """Return a digest of the code that figures are of: files of this checkout, by path and content."""
+    found = hashlib.sha256()
+    for path in sorted(files):
+        found.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 @dataclass(slots=True)

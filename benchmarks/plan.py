@@ -3,8 +3,8 @@ above what it had before the policy was made.
 
 Each setting is planned in one process and done by whole models in another, whose malloc gives freed memory back: by default
 glibc keeps tensors of up to 32 MB for later ones, and `kept_mb` is what the peak grows by with it. Shapes are those of small
-language models, with random weights. Figures are kept in `--write`, and a setting that is there already is not measured
-again. The last line is JSON.
+language models, with random weights. Figures are kept in `--write` with a digest of the code; a setting that this code has been
+measured on is not measured again. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from measuring import Peak, emit
+from measuring import ROOT, Peak, digest_of_code, emit
 
+_MEASURED = tuple(
+    f"composer_replication/{room}/**/*.py" for room in ("trainer/planning", "trainer/learning", "loss", "kernels", "distillation")
+)
+"""The code that the figures are of."""
 AIM = 0.1
 """Relative distance of a plan from the truth."""
 SHAPES: dict[str, dict[str, Any]] = {
@@ -45,18 +50,20 @@ SETTINGS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "0.1B, offload": ("0.1B", 1024, {"optimizer": {"offload": True}}),
     "0.1B, LoRA": ("0.1B", 1024, {"model": _LORA}),
     "0.1B, Muon": ("0.1B", 1024, {"optimizer": {"type": "muon"}}),
+    "0.1B, rows of any length": ("0.1B", 768, {"optimizer": {"micro_batch_tokens": 1024}, "loss": {"hint": {"weight": 0.0}}}),
+    "0.1B, siblings": ("0.1B", 1024, {"optimizer": {"micro_batch_tokens": 1536}}),
     "0.5B, checkpointing": ("0.5B", 1024, {"optimizer": _CHECKPOINTING}),
     "0.5B, LoRA": ("0.5B", 1024, {"model": _LORA, "optimizer": _CHECKPOINTING}),
     "1.5B, LoRA": ("1.5B", 1024, {"model": {**_LORA, "precision": "bfloat16"}, "optimizer": _CHECKPOINTING}),
 }
 
 
-def measure(setting: Setting, what: str, device: str) -> None:
-    """In a fresh process: print one line of JSON."""
+def measure(setting: Setting, done: dict[str, int], device: str) -> None:
+    """In a fresh process: print one line of JSON, the plan and its largest pass, or what such a pass takes (`done`)."""
     from transformers import Qwen3Config
 
     from composer_replication.config import RunConfig
-    from composer_replication.trainer.planning.update_memory import PassSize, largest_pass, measure_update, plan_update
+    from composer_replication.trainer.planning.update_memory import PassSize, largest_passes, measure_update, plan_update
 
     shape, tokens, options = setting
     like = Qwen3Config(**shape, num_attention_heads=8, num_key_value_heads=2, head_dim=64, dtype="float32")
@@ -64,33 +71,34 @@ def measure(setting: Setting, what: str, device: str) -> None:
     rollout = {"context_tokens": tokens, "groups": 2, "group_size": 4}
     optimizer = {"micro_batch_tokens": tokens, **options.get("optimizer", {})}
     config = RunConfig.model_validate({**options, "model": model, "rollout": rollout, "optimizer": optimizer})
-    largest = largest_pass(config, tokens)
-    if what == "planned":
-        found = plan_update(config, like, largest)
-        print(json.dumps({"planned_mb": round(found.peak / 2**20)}))
+    if not done:
+        plans = [(size, plan_update(config, like, size)) for size in largest_passes(config, tokens)]
+        size, found = max(plans, key=lambda one: one[1].peak)
+        print(json.dumps({"planned_mb": round(found.peak / 2**20), "largest": asdict(size)}))
         return
     small = Qwen3Config(vocab_size=64, hidden_size=64, intermediate_size=64, num_attention_heads=8, num_key_value_heads=8)
     measure_update(config, small, 1, PassSize(1, 64))  # loads all libraries, which a plan counts as those of the process
     gc.collect()
     with Peak() as peak:
-        found = measure_update(config, like, like.num_hidden_layers, largest)
+        found = measure_update(config, like, like.num_hidden_layers, PassSize(**done))
     tensors = round(found.peak / 2**20)  # on a GPU torch's own maximum
     print(json.dumps({"peak_mb": round(peak.megabytes) if device == "cpu" else tensors, "tensors_mb": tensors}))
 
 
-def in_fresh_process(setting: Setting, what: str, device: str = "cpu", **env: str) -> dict[str, Any]:
-    """Plan a setting ("planned"), or do what was planned ("done")."""
-    command = [sys.executable, __file__, "--measure", json.dumps(setting), what, device]
-    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{setting}, {what}: {done.stderr[-1000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def in_fresh_process(setting: Setting, done: dict[str, int], device: str = "cpu", **env: str) -> dict[str, Any]:
+    """Plan a setting, or do its largest pass (`done`)."""
+    command = [sys.executable, __file__, "--measure", json.dumps(setting), json.dumps(done), device]
+    ended = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise SystemExit(f"{setting}, {done or 'planned'}: {ended.stderr[-1000:]}")
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found
 
 
 def beside_the_plan(setting: Setting, device: str = "cpu") -> dict[str, Any]:
     """Return the planned and the measured peak of a setting."""
-    found = in_fresh_process(setting, "planned", device) | in_fresh_process(setting, "done", device, **GIVE_BACK)
+    planned = in_fresh_process(setting, {}, device)
+    found = planned | in_fresh_process(setting, planned["largest"], device, **GIVE_BACK)
     return {**found, "planned_of_peak": round(found["planned_mb"] / found["peak_mb"], 3)}
 
 
@@ -102,18 +110,19 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", default=list(SETTINGS))
     arguments = parser.parse_args()
     if arguments.measure:
-        setting, what, device = arguments.measure
-        measure(json.loads(setting), what, device)
+        setting, done, device = arguments.measure
+        measure(json.loads(setting), json.loads(done), device)
         return
     written = arguments.write and arguments.write.exists()
     known: dict[str, Any] = json.loads(arguments.write.read_text("utf-8")) if written else {}
+    code = digest_of_code(path for pattern in _MEASURED for path in ROOT.glob(pattern))
     for name in arguments.settings:
-        if name not in known:
+        if known.get(name, {}).get("code") != code:
             shape, tokens, options = SETTINGS[name]
             setting = (SHAPES[shape], tokens, options)
             found = beside_the_plan(setting)
-            kept = in_fresh_process(setting, "done")["peak_mb"] - found["peak_mb"]
-            known[name] = {**found, "kept_mb": kept}
+            kept = in_fresh_process(setting, found["largest"])["peak_mb"] - found["peak_mb"]
+            known[name] = {**found, "kept_mb": kept, "code": code}
             if arguments.write:
                 arguments.write.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
         print(name, known[name], flush=True)

@@ -15,7 +15,6 @@ are kept in `--write`, and a package that is there already is not measured again
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from honest_variants import honest_variants
-from measuring import emit
+from measuring import ROOT, digest_of_code, emit
 from tasks import Clock, clock
 
 from composer_replication.sandbox import Limits, Tree, open_sandbox
@@ -45,8 +44,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "attack"))
 from accomplices import rewritten
 from forger import forged
 from learners import learnt
-
-ROOT = Path(__file__).parents[1]
 
 PACKAGES = (
     "hyperlink==21.0.0",
@@ -253,14 +250,9 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
 
 def code_digest() -> str:
     """Return a digest of the code that builds, grades and attacks."""
-    root = Path(__file__).resolve().parents[1]
-    found = hashlib.sha256()
-    aside = [root / folder for folder in _ASIDE]
-    for path in sorted(path for top in _MEASURED for path in (root / top).rglob("*.py")):
-        if any(path.is_relative_to(folder) for folder in aside):
-            continue
-        found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:16]
+    aside = [ROOT / folder for folder in _ASIDE]
+    every = (path for top in _MEASURED for path in (ROOT / top).rglob("*.py"))
+    return digest_of_code(path for path in every if not any(path.is_relative_to(folder) for folder in aside))
 
 
 def main() -> None:
