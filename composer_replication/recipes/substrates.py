@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     from composer_replication.trainer.train import StepCallback
 
 
+def has_cuda() -> bool:
+    """Return whether torch finds a GPU."""
+    import torch  # takes seconds
+
+    return torch.cuda.is_available()
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """A distribution that a substrate needs, and the version that is installed."""
@@ -63,6 +70,10 @@ class Substrate:
     """Environment variable that names a checkout, for a substrate that is on no index."""
     module: str = ""
     """The module that is imported: in `src` of the checkout, unless it is installed."""
+    with_cuda: tuple[str, ...] = ()
+    """Modules that it needs besides where there is a GPU."""
+    cuda_install: str = ""
+    """The command that brings these."""
 
     def needs(self) -> list[Need]:
         """Return every distribution that its extra names, from this package's metadata."""
@@ -91,12 +102,16 @@ class Substrate:
         checkout = Path(os.environ.get(self.checkout or "") or "/nowhere")
         if self.checkout and not (checkout / "src" / self.module).is_dir() and find_spec(self.module) is None:
             lacking.append(f"{self.module}, installed or in a checkout named by {self.checkout}")
+        if self.with_cuda and has_cuda():
+            lacking += [f"{name}, with CUDA (not installed)" for name in self.with_cuda if find_spec(name) is None]
         return lacking
 
     @property
     def fix(self) -> str:
         """The command or setting that supplies what is missing."""
         steps = [f"pip install 'composer-replication[{self.extra}]'"] if self.extra else []
+        if self.with_cuda and has_cuda():
+            steps.insert(0, self.cuda_install)
         steps += [f"set {self.checkout} to the folder of a checkout"] if self.checkout else []
         return " and ".join(steps)
 
@@ -114,6 +129,8 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
     "verl": Substrate(
         about="verl's trainer on Ray with its FSDP2 engine, the channels in the engine's step",
         extra="verl",
+        with_cuda=("vllm",),
+        cuda_install="pip install 'verl[vllm]==0.9.1'",
         cannot=(
             *map(str, LIMITS["verl"]),
             "SGLang as its own server: it takes no list of stop tokens together with ignore_eos (vLLM does)",

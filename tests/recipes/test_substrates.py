@@ -100,6 +100,14 @@ def test_what_is_installed_needs_no_checkout(metadata, monkeypatch):
     assert Substrate(about="", checkout="SOME_SRC", module="json").missing() == []
 
 
+def test_what_samples_on_a_gpu_is_asked_for_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Substrate(about="", with_cuda=("surely_not_there", "json"), cuda_install="pip install it")
+    monkeypatch.setattr(substrates, "has_cuda", lambda: False)
+    assert (one.missing(), one.fix) == ([], "")
+    monkeypatch.setattr(substrates, "has_cuda", lambda: True)
+    assert (one.missing(), one.fix) == (["surely_not_there, with CUDA (not installed)"], "pip install it")
+
+
 def test_a_run_without_what_its_substrate_needs_does_not_start(metadata, monkeypatch):
     metadata(WANTED, {})
     monkeypatch.setitem(sys.modules, "composer_replication.recipes.trl.substrate", SimpleNamespace(check=lambda _: None))

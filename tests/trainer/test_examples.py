@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import composer_here
 from ranks import on_ranks
 from test_architectures import ARCHITECTURES
 from transformers import AutoModelForCausalLM
+from world import World
 
+from composer_replication.api.runs import load_run
 from composer_replication.config import RunConfig, load_config, resolve_arm
 from composer_replication.loss.batch import collate
 from composer_replication.loss.batch_keys import Batch
@@ -129,3 +132,22 @@ def test_the_sharded_file_takes_the_step_of_one_process_on_two(tmp_path: Path) -
     policy, tokenizer = load_policy(config.model)
     alone = Learner(policy, config).update(rollouts(policy, tokenizer, config)).metrics["optimizer/grad_norm"]
     assert on_ranks(tmp_path, _shared, config) == pytest.approx([alone, alone], rel=1e-2), "in bfloat16"
+
+
+OWN_PROCESS = tuple(name for name in OF if name != "qwen3_coder_30b_a3b_lora.toml")
+"""Files whose policy samples in the process that trains it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN_PROCESS)
+def test_a_run_of_the_file_is_made(world: World, tmp_path: Path, name: str) -> None:
+    """By the command, on a shrunk model of its architecture: one step of every arm, and its verdict."""
+    shrunk(tmp_path / "model", name)
+    small = ["--steps", "1", "--rollout.groups", "1", "--rollout.group_size", "2", "--rollout.turn_tokens", "8"]
+    where = ["--model.path", str(tmp_path / "model"), "--model.device", "cpu", "--tasks.train", str(world.tasks)]
+    done = composer_here("train", str(RUNS / name), *where, *small, "--out", str(tmp_path), "--tasks.forgeable", "true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "VERDICT" in done.stdout
+    run = load_run(tmp_path / Path(name).stem)
+    assert {row["arm"] for row in run.metrics} == set(run.arms)
+    assert all(math.isfinite(row["loss/total"]) for row in run.metrics if "loss/total" in row)

@@ -11,7 +11,7 @@ import torch
 
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward.models import resolve_checkpointing
-from composer_replication.trainer.learning.smaller_states import smaller_states
+from composer_replication.trainer.planning.smaller_states import smaller_states
 from composer_replication.types.errors import ModelError
 
 
