@@ -1,13 +1,14 @@
 """An update of the learner beside one of TRL's `GRPOTrainer`: the same model, batch, objective (DAPO) and optimizer, one thread.
 
 Batches: siblings of ragged lengths whose prompts they share and 30 % of whose rows teach nothing (`agentic`); rows of one length
-that all teach, on shared prompts (`dense`) and on prompts of which none is another's (`unrelated`). A pass of theirs holds eight
-rows, padded to the longest of the whole batch as TRL pads them; one of ours at most as many positions. The gradients must agree.
-Both sides are measured in turn, and the figure is update tokens per CPU-second, the optimizer's step included.
+that all teach, on shared prompts (`dense`) and on prompts of which none is another's (`unrelated`); and eight siblings on a
+prompt of 4,000 tokens (`siblings`). A pass of theirs holds eight rows, padded to the longest of the whole batch as TRL pads
+them; one of ours at most as many positions. The gradients must agree. Both sides are measured in turn, and the figure is update
+tokens per CPU-second, the optimizer's step included.
 
-Then what one pass over a tree of prefixes takes in floating-point operations beside padded rows: eight siblings on a prompt of
-4,000 tokens, and the groups of the batches above, by a model with the shape of a 0.5B one that holds no weights. With `--run`
-also the rollouts of a run, by its own policy: operations and CPU-seconds, padded rows sorted by length.
+Then what one pass over a tree of prefixes takes in floating-point operations beside padded rows, for eight rows of each batch and
+for siblings with long answers, by a model with the shape of a 0.5B one that holds no weights. With `--run` also the rollouts of a
+run, by its own policy: operations and CPU-seconds, padded rows sorted by length.
 
 The last line is JSON.
 """
@@ -45,7 +46,7 @@ from composer_replication.policy_gradient import sequence_weights
 from composer_replication.tokens import byte_level_tokenizer
 from composer_replication.trainer.learning.learner import Learner
 
-AIMS = {"agentic": 1.5, "dense": 1.0, "unrelated": 1.0}
+AIMS = {"agentic": 1.5, "dense": 1.0, "unrelated": 1.0, "siblings": 1.0}
 """Least ratio of update tokens per CPU-second, ours to theirs."""
 FLOPS_AIM = 0.5
 _ROWS, _GROUP = 8, 4
@@ -70,16 +71,19 @@ class Rollouts:
         return sum(map(len, self.prompts)) + sum(map(len, self.completions))
 
 
-def drawn(*, groups: int, prompt: int, lengths: Callable[[], int], dead: int = 0, shared: bool = True) -> Rollouts:
-    """Draw `groups` groups, the first `dead` of which have no advantage. A third of a completion is an environment's."""
+def drawn(
+    *, groups: int, prompt: int, lengths: Callable[[], int], dead: int = 0, shared: bool = True, size: int = _GROUP
+) -> Rollouts:
+    """Draw `groups` groups of `size` rows, the first `dead` of which have no advantage. A third of a completion is an
+    environment's."""
     prompts, completions, sampled = [], [], []
     for _ in range(groups):
         common = _ids(prompt)
-        for _ in range(_GROUP):
+        for _ in range(size):
             prompts.append(common if shared else _ids(prompt))
             completions.append(_ids(lengths()))
             sampled.append((torch.arange(len(completions[-1])) % 30 < 20).long())
-    advantages = torch.randn(groups, _GROUP)
+    advantages = torch.randn(groups, size)
     advantages[:dead] = 0.0
     return Rollouts(prompts, completions, sampled, advantages.flatten())
 
@@ -98,6 +102,7 @@ def batches() -> dict[str, Rollouts]:
         "agentic": drawn(groups=10, prompt=300, lengths=_ragged, dead=3),
         "dense": drawn(groups=8, prompt=64, lengths=lambda: 192),
         "unrelated": drawn(groups=8, prompt=64, lengths=lambda: 192, shared=False),
+        "siblings": drawn(groups=1, prompt=4000, lengths=lambda: 256, size=8),
     }
 
 
@@ -301,10 +306,8 @@ def counted() -> dict[str, Any]:
     enable_trees(model.config)
     torch.manual_seed(0)
     found = {}
-    prompt = _ids(4000)
-    for name, length in (("siblings", 256), ("siblings_long", 2000)):
-        found[name] = operations([torch.cat([prompt, _ids(length)]) for _ in range(8)], model)
-    for name, rollouts in batches().items():
+    long = drawn(groups=1, prompt=4000, lengths=lambda: 2000, size=8)
+    for name, rollouts in {**batches(), "siblings_long": long}.items():
         rows = [torch.cat(both) for both in zip(rollouts.prompts, rollouts.completions, strict=True)]
         found[name] = operations(rows[: 2 * _GROUP], model)
     return found

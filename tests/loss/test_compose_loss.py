@@ -236,6 +236,9 @@ def test_policy_metrics(model64, data):
     assert got["rlvr/ratio/max"] == pytest.approx(math.exp(max(d for d, _ in tokens)), rel=1e-6)
     clipped = [(d < math.log(0.8) and a < 0) or (d > math.log(1.28) and a > 0) for d, a in tokens]
     assert got["rlvr/clip_frac"] == pytest.approx(np.mean(clipped), rel=1e-6)
+    low, high = [d < math.log(0.8) and a < 0 for d, a in tokens], [d > math.log(1.28) and a > 0 for d, a in tokens]
+    assert (got["rlvr/clip_frac/low"], got["rlvr/clip_frac/high"]) == pytest.approx((np.mean(low), np.mean(high)), rel=1e-6)
+    assert any(low) or any(high)
     sampler_kl = np.mean([math.exp(d) - 1 - d for d, _ in tokens])  # KL(sampler || policy) on tokens drawn from the sampler
     assert got["rlvr/kl_k3"] == pytest.approx(sampler_kl, rel=1e-6)
     entropies = []

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from learn import go_on, learn, learn_and_save
@@ -30,6 +32,7 @@ from composer_replication.observe.metrics import deterministic
 from composer_replication.trainer.learning import reference
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.learning.memory import saying_what_to_lower
+from composer_replication.trainer.learning.utilisation import utilisation
 from composer_replication.types import Pair
 from composer_replication.types.errors import CheckpointError, ModelError
 
@@ -361,3 +364,17 @@ def test_what_to_lower_is_what_helps(options: dict[str, bool], context: int, fix
         raise torch.OutOfMemoryError("no room")
     assert raised.value.fix is not None
     assert raised.value.fix.startswith(fix)
+
+
+def test_the_speed_of_an_update_is_that_of_its_tokens(run_file: Path) -> None:
+    trained = learner(load_config(run_file))
+    inputs = batch(trained.config)
+    trained.update(inputs)  # sets up what later ones use, and measures what the device attains
+    began = time.perf_counter()
+    metrics = trained.update(inputs).metrics
+    most_s = time.perf_counter() - began
+    rate = metrics["time/update_tokens_per_s"]
+    assert metrics["optimizer/tokens"] / most_s <= rate < 100 * metrics["optimizer/tokens"] / most_s
+    assert metrics["time/update_utilisation"] == pytest.approx(utilisation(trained.policy, rate, 1))
+    resident = psutil.Process().memory_info().rss / 2**30
+    assert resident <= metrics["memory/peak_gib"] * 1.01 <= psutil.virtual_memory().total / 2**30
