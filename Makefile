@@ -9,7 +9,7 @@ ROOMS := $(sort $(foreach file,$(wildcard tests/*/test_*.py),$(word 2,$(subst /,
 ROOM ?=
 CHECK_ROOM = $(if $(filter-out $(ROOMS),$(ROOM)),echo "no such room: $(filter-out $(ROOMS),$(ROOM)); the rooms are: $(ROOMS)" >&2; exit 2)
 
-.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke torchao oracles trl-own-tests triton faces replaysim corpus languages traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-foreign bench-memory bench-tasks coverage-world bench-task-sets bench-trust bench-plan bench-learner bench-channels bench-reattempts bench-gate bench-prm bench-sandbox bench-sandbox-filter bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights gpu-check soak fuzz-grader faults-replay faults-diloco attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke torchao oracles trl-own-tests triton faces replaysim corpus languages traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-foreign bench-memory bench-tasks coverage-world mixed-run bench-task-sets bench-trust bench-plan bench-examples bench-learner bench-channels bench-reattempts bench-gate bench-prm bench-sandbox bench-sandbox-filter bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights gpu-check soak fuzz-grader faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -152,6 +152,9 @@ BEFORE ?=
 coverage-world: env ## Build the most used packages of each language, a few tasks of each: built or why not, and at what cost (resumable, hours)
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/coverage_world.py --work runs/coverage-world --write docs/figures/coverage_world.json
 
+mixed-run: env ## Build the tasks of ten projects in five languages, and train on them for three steps: resumable, half an hour
+	@$(BIN)/python benchmarks/mixed_run.py --write docs/figures/mixed_run.json
+
 bench-task-sets: env ## List, load and choose from a set of 10,000 tasks: CPU-seconds, memory and bytes on disk (ten minutes)
 	@$(BIN)/python benchmarks/task_sets.py --write docs/figures/task_sets.json
 
@@ -160,6 +163,9 @@ bench-trust: env ## Measure what rewards rest on, on ten public packages, with a
 
 bench-plan: env ## Compare the memory that a dry run plans with what fresh processes take, on 14 settings (a quarter of an hour)
 	@$(BIN)/python benchmarks/plan.py --write docs/figures/plan.json
+
+bench-examples: env ## Plan the memory of the run files in examples/training on a CPU, by published architectures
+	@$(BIN)/python benchmarks/example_plans.py --write docs/figures/example_plans.json
 
 bench-learner: env runs/quickstart ## Compare updates with those of TRL's trainer, and one pass over shared prefixes with padded rows, in an environment of its own
 	@$(BIN)/nox --session bench-learner -- --run runs/quickstart --write docs/figures/learner.json
