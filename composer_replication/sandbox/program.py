@@ -50,15 +50,14 @@ class RunningProgram:
         inherited = {name: value for name, value in os.environ.items() if name not in without}
         with log.open("ab") as stream:
             self._guard = subprocess.Popen(
-                [sys.executable, "-m", __spec__.name, str(patience_s), *command],
+                [sys.executable, "-m", __spec__.name, str(os.getpid()), str(patience_s), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
                 env=inherited | dict(environment),
                 start_new_session=True,
-                preexec_fn=lambda: linux.die_with_parent(signal.SIGTERM),
-            )
+            )  # without preexec_fn: libraries of this process may crash in what is forked from it
 
     @property
     def group(self) -> int:
@@ -95,7 +94,10 @@ class RunningProgram:
 
 
 def _main(words: Sequence[str]) -> int:
-    patience_s, *command = words
+    started_by, patience_s, *command = words
+    linux.die_with_parent(signal.SIGTERM)
+    if os.getppid() != int(started_by):  # it ended before it could be watched
+        return 128 + signal.SIGTERM
     linux.set_subreaper()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # they are waited for: nothing of this is interrupted half-way
     program = subprocess.Popen(command, preexec_fn=_begin)

@@ -139,3 +139,26 @@ def test_the_signal_of_a_parents_death_is_the_one_asked_for():
         return int(subprocess.run([sys.executable, "-c", code], preexec_fn=told, capture_output=True, check=True).stdout)
 
     assert (asked(), asked(signal.SIGTERM)) == (signal.SIGKILL, signal.SIGTERM)
+
+
+def test_a_library_that_crashes_in_forked_processes_is_no_matter(tmp_path):
+    """Some set handlers for forks, or hold locks in other threads."""
+    code = f"""
+import os, signal, sys, time
+from pathlib import Path
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGSEGV))
+from composer_replication.sandbox.program import RunningProgram
+with RunningProgram([sys.executable, "-c", "print('here')"], log=Path({str(tmp_path / "log")!r}), environment={{}}) as program:
+    while (code := program.poll()) is None:
+        time.sleep(0.05)
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2])
+    assert (done.returncode, (tmp_path / "log").read_text()) == (0, "here\n")
+
+
+def test_nothing_starts_for_a_process_that_has_ended(tmp_path):
+    guard = [sys.executable, "-m", "composer_replication.sandbox.program", "1", "1"]
+    ended = subprocess.run([*guard, sys.executable, "-c", f"open({str(tmp_path / 'sign')!r}, 'w')"], check=False)
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert not (tmp_path / "sign").exists()
