@@ -1,5 +1,4 @@
-"""What the run files in `examples/training` need of a GPU's memory, and the work of a step: planned on a CPU, for models whose
-weights are not at hand.
+"""Plans of the run files in `examples/training`: memory on a GPU and the work of a step, made on a CPU without any weights.
 
 The planner builds a few blocks of each published architecture with random weights and lets them take updates
 (`trainer.planning`), as `composer train --dry-run` does; here in the precision, and with the checkpointing, that a GPU would be

@@ -21,7 +21,7 @@ from composer_replication.envs.suite import TaskSuite, shared_suite
 from composer_replication.sandbox import SandboxKind
 from composer_replication.sandbox.changes import LITTER
 from composer_replication.sandbox.opening import remote_python
-from composer_replication.tasks.exchange.images import PYTHON_IMAGE, build_name, image_named, install_command
+from composer_replication.tasks.exchange.images import PYTHON_IMAGE, build_name, image_named, install_command, needs_tools
 from composer_replication.tasks.exchange.pins import Pins, pins_of, python_version
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.store import Task
@@ -199,7 +199,7 @@ class CodingTaskset(vf.Taskset[CodingTask, CodingTasksetConfig]):
         template = self.config.image
         if template is None:
             return None
-        if template.endswith(PYTHON_IMAGE) and task.language.requirements is not None:
+        if template.endswith(PYTHON_IMAGE) and needs_tools(task.language):
             raise ConfigError(
                 f"{task.spec.task_id} is in {task.spec.language}, and the image {template} has no tools for it",
                 fix="make images (composer tasks export TASKS --format docker --out DIR), and name them with --env.taskset.image",

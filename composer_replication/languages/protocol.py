@@ -15,6 +15,7 @@ from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.sandbox.grading.languages import GradedLanguage
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Sandbox, Tree
+from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import HeldOutChecks
 
 
@@ -150,6 +151,22 @@ class Language(GradedLanguage, Protocol):
             gold: the tree with the functions.
 
         Raises:
+            SandboxError: the sandbox broke.
+        """
+        ...
+
+    def checks_of_solution(
+        self, spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], solved: Path, runner: CodeRunner
+    ) -> HeldOutChecks:
+        """Choose the checks of a task that came with a solution instead of being deleted here.
+
+        Args:
+            repo: its tree.
+            gold: the solution, by path.
+            solved: the tree with the solution.
+
+        Raises:
+            SourceError: the tree has no package of this language.
             SandboxError: the sandbox broke.
         """
         ...

@@ -70,10 +70,8 @@ class Substrate:
     """Environment variable that names a checkout, for a substrate that is on no index."""
     module: str = ""
     """The module that is imported: in `src` of the checkout, unless it is installed."""
-    with_cuda: tuple[str, ...] = ()
-    """Modules that it needs besides where there is a GPU."""
-    cuda_install: str = ""
-    """The command that brings these."""
+    cuda_extra: str = ""
+    """The extra of the framework itself that brings what samples on a GPU, named like its module; empty where nothing does."""
 
     def needs(self) -> list[Need]:
         """Return every distribution that its extra names, from this package's metadata."""
@@ -102,16 +100,20 @@ class Substrate:
         checkout = Path(os.environ.get(self.checkout or "") or "/nowhere")
         if self.checkout and not (checkout / "src" / self.module).is_dir() and find_spec(self.module) is None:
             lacking.append(f"{self.module}, installed or in a checkout named by {self.checkout}")
-        if self.with_cuda and has_cuda():
-            lacking += [f"{name}, with CUDA (not installed)" for name in self.with_cuda if find_spec(name) is None]
+        if self._lacks_sampler():
+            lacking.append(f"{self.cuda_extra}, with CUDA (not installed)")
         return lacking
+
+    def _lacks_sampler(self) -> bool:
+        return bool(self.cuda_extra) and has_cuda() and find_spec(self.cuda_extra) is None
 
     @property
     def fix(self) -> str:
         """The command or setting that supplies what is missing."""
         steps = [f"pip install 'composer-replication[{self.extra}]'"] if self.extra else []
-        if self.with_cuda and has_cuda():
-            steps.insert(0, self.cuda_install)
+        if self._lacks_sampler():
+            own = next(Requirement(need.requirement) for need in self.needs() if Requirement(need.requirement).name == self.extra)
+            steps.insert(0, f"pip install '{own.name}[{self.cuda_extra}]{own.specifier}'")
         steps += [f"set {self.checkout} to the folder of a checkout"] if self.checkout else []
         return " and ".join(steps)
 
@@ -129,8 +131,7 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
     "verl": Substrate(
         about="verl's trainer on Ray with its FSDP2 engine, the channels in the engine's step",
         extra="verl",
-        with_cuda=("vllm",),
-        cuda_install="pip install 'verl[vllm]==0.9.1'",
+        cuda_extra="vllm",
         cannot=(
             *map(str, LIMITS["verl"]),
             "SGLang as its own server: it takes no list of stop tokens together with ignore_eos (vLLM does)",

@@ -24,7 +24,7 @@ DAMAGED = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError),
     *(RuntimeError, ValueError, KeyError, IndexError, OverflowError),
 )
-"""What reading an archive of false or torn headers raises; RuntimeError is one with a password, or of a kind that Python does not
+"""Errors of reading an archive with false or torn headers; RuntimeError is one with a password, or of a kind that Python does not
 know."""
 CHUNK = 1 << 20
 """The most bytes that are read at once."""
@@ -41,19 +41,21 @@ _PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMember:
-    """A regular file in an archive."""
+    """A file in an archive, or what a zip file calls a link: programs unpack the one like the other."""
 
     name: str
     size: int
     """Bytes that `read` returns at most, which is what a header claims."""
     runs: bool
     """Its owner may execute it."""
+    is_link: bool
+    """A zip file says that it is something else than a regular file."""
     read: Callable[[], bytes]
     """Returns its content, before the next member is asked for; raises one of `DAMAGED`."""
 
 
 def archive_members(file: IO[bytes], *, most: int) -> Iterator[ArchiveMember]:
-    """Yield the regular files of a zip or tar archive in their order.
+    """Yield the files of a zip or tar archive in their order: of a tar archive regular ones, of a zip file all but folders.
 
     Args:
         file: open for reading, and seekable.
@@ -74,8 +76,9 @@ def _of_zip(file: IO[bytes]) -> Iterator[ArchiveMember]:
     with zipfile.ZipFile(file) as zipped:
         for info in zipped.infolist():
             mode = info.external_attr >> 16
-            if not info.is_dir() and stat.S_IFMT(mode) in (0, stat.S_IFREG):
-                yield ArchiveMember(info.filename, info.file_size, bool(mode & stat.S_IXUSR), _reader(zipped, info))
+            if not info.is_dir():
+                is_link = stat.S_IFMT(mode) not in (0, stat.S_IFREG)
+                yield ArchiveMember(info.filename, info.file_size, bool(mode & stat.S_IXUSR), is_link, _reader(zipped, info))
 
 
 def _reader(zipped: zipfile.ZipFile, info: zipfile.ZipInfo) -> Callable[[], bytes]:
@@ -99,7 +102,7 @@ def _of_tar(file: IO[bytes], most: int) -> Iterator[ArchiveMember]:
             content = tar.extractfile(member) if member.isreg() else None
             if content is not None:
                 yield ArchiveMember(
-                    member.name, member.size, bool(member.mode & stat.S_IXUSR), partial(_whole, content, member.size)
+                    member.name, member.size, bool(member.mode & stat.S_IXUSR), False, partial(_whole, content, member.size)
                 )
 
 

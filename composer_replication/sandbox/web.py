@@ -29,7 +29,7 @@ def fetch_bytes(address: str, *, most: int, headers: Mapping[str, str] | None = 
             request.add_unredirected_header(name, value)
         with urllib.request.urlopen(request, timeout=_TIME_S) as response:
             content: bytes = response.read(most + 1)
-            left = response.length
+            left = getattr(response, "length", None)  # what another scheme answers, after a redirection, has none
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in _MISSING:

@@ -18,9 +18,11 @@ from composer_replication.sandbox.grading.python_grading import PythonGrading
 from composer_replication.sandbox.protocol import Sandbox, Tree
 from composer_replication.tasks.held_out.book import HIDDEN_BOOK, HiddenBook, make_hidden_book
 from composer_replication.tasks.held_out.choice import choose_proven, joint_weakness
+from composer_replication.tasks.held_out.solution_checks import programs_of_solution
 from composer_replication.tasks.proofs.bytecode import compile_tree
 from composer_replication.tasks.proofs.copies import find_copies
 from composer_replication.tasks.sources.layout import guess_layout
+from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import HeldOutChecks
 
 
@@ -124,6 +126,12 @@ class Python(PythonGrading):
     ) -> HeldOutChecks:
         """Choose programs that kill every mutant."""
         return choose_proven(book, functions, failing, runner=runner, gold=gold, task=task, seed=seed)
+
+    def checks_of_solution(
+        self, spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], solved: Path, runner: CodeRunner
+    ) -> HeldOutChecks:
+        """Choose programs over what the solution changes."""
+        return programs_of_solution(spec, repo, gold, solved, runner)
 
     def joint_weakness(self, checks: HeldOutChecks, functions: Sequence[Function], runner: CodeRunner, gold: Tree) -> str:
         """Try the mutants of all functions together."""

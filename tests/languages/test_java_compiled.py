@@ -24,10 +24,20 @@ def jar(*names: str) -> bytes:
     return stream.getvalue()
 
 
+def with_link(name: str) -> bytes:
+    """A jar whose directory says that the class is a link, which no JVM looks at."""
+    stream, info = io.BytesIO(), zipfile.ZipInfo(name)
+    info.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr(info, b"x")
+    return stream.getvalue()
+
+
 @pytest.mark.parametrize(
     ("path", "content", "is_left_out"),
     [
         ("lib/self-1.0.jar", jar("META-INF/MANIFEST.MF", "shop/Till.class"), True),
+        ("lib/link.jar", with_link("shop/Till.class"), True),
         ("lib/fat.jar", jar("BOOT-INF/classes/shop/Till.class"), True),
         ("old/release.zip", jar("x/shop/Till.class"), True),
         ("classes/shop/Till.class", b"", True),

@@ -100,12 +100,16 @@ def test_what_is_installed_needs_no_checkout(metadata, monkeypatch):
     assert Substrate(about="", checkout="SOME_SRC", module="json").missing() == []
 
 
-def test_what_samples_on_a_gpu_is_asked_for_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Substrate(about="", with_cuda=("surely_not_there", "json"), cuda_install="pip install it")
+def test_what_samples_on_a_gpu_is_asked_for_where_there_is_one(metadata, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata(["verl==0.9.1; extra == 'verl'"], {"verl": "0.9.1"})
+    one = Substrate(about="", extra="verl", cuda_extra="surely_not_there")
+    ours = "pip install 'composer-replication[verl]'"
     monkeypatch.setattr(substrates, "has_cuda", lambda: False)
-    assert (one.missing(), one.fix) == ([], "")
+    assert (one.missing(), one.fix) == ([], ours)
     monkeypatch.setattr(substrates, "has_cuda", lambda: True)
-    assert (one.missing(), one.fix) == (["surely_not_there, with CUDA (not installed)"], "pip install it")
+    assert one.missing() == ["surely_not_there, with CUDA (not installed)"]
+    assert one.fix == f"pip install 'verl[surely_not_there]==0.9.1' and {ours}"
+    assert Substrate(about="", extra="verl", cuda_extra="json").missing() == []
 
 
 def test_a_run_without_what_its_substrate_needs_does_not_start(metadata, monkeypatch):

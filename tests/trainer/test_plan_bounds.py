@@ -1,10 +1,8 @@
-"""What a run's own batches take is at most what is planned: ragged rollouts, siblings with a common beginning, hints in any of
-them."""
+"""A run's own batches take no more than is planned: ragged rollouts, siblings with a common beginning, hints in any of them."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from composer_replication.trainer.planning.live_bytes import LiveBytes
 from composer_replication.trainer.planning.update_memory import largest_passes, plan_update
 from composer_replication.types import HintedTurn, StopReason, Trajectory, Turn
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CONTEXT, TOKENS, GROUPS, SIZE = 900, 1400, 3, 6
 WIDE = Qwen3Config(
     vocab_size=3000,
@@ -37,14 +36,6 @@ SETTINGS = {
     "moving average": {"loss": {"hint": {"self_teacher": "ema"}}},
     "eager": {"model": {"attention": "eager"}},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def run(name: str) -> RunConfig:

@@ -9,7 +9,7 @@ from typing import Any
 
 from composer_replication.languages.calls.book import BOOK, CallBook, choose_calls, read_program, with_wrong_answers_only
 from composer_replication.languages.calls.call import FunctionCall
-from composer_replication.languages.functions import Function, files_with_stubs
+from composer_replication.languages.functions import Function, Skipped, files_with_stubs
 from composer_replication.languages.layout import RepositoryLayout
 from composer_replication.languages.tripwire import alarms_of
 from composer_replication.sandbox.grading.pytest_run import CodeRunner
@@ -18,7 +18,7 @@ from composer_replication.types import TaskSpec
 from composer_replication.types.held_out_checks import GoldProfile, HeldOutChecks, HeldOutProgram
 
 PARSING = ("pydantic", "tree-sitter")
-"""What every such language reads sources and calls with, beside its grammar."""
+"""Packages that every such language reads sources and calls with, beside its grammar."""
 
 
 class LanguageWithCalls(ABC):
@@ -38,6 +38,18 @@ class LanguageWithCalls(ABC):
     @abstractmethod
     def is_source(self, path: str) -> bool:
         """Return whether a file of this path is code of this language."""
+
+    @abstractmethod
+    def layout(self, tree: Path, packages: Sequence[str], tests: Sequence[str]) -> RepositoryLayout:
+        """See `Language.layout`."""
+
+    @abstractmethod
+    def find_functions(self, path: str, source: bytes, keep_docstring: bool) -> tuple[list[Function], list[Skipped]]:
+        """See `Language.find_functions`."""
+
+    @abstractmethod
+    def make_book(self, runner: CodeRunner, tree: Path, layout: RepositoryLayout, passing: Set[str], seed: int) -> CallBook:
+        """See `Language.make_book`."""
 
     @abstractmethod
     def telling(self, sources: Mapping[str, bytes]) -> set[str]:
@@ -135,6 +147,23 @@ class LanguageWithCalls(ABC):
         del failing, gold
         checks = choose_calls(book, functions, seed)
         return with_wrong_answers_only(checks, lambda programs: self.wrong_programs(runner, task, programs)[0])
+
+    def checks_of_solution(
+        self, spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], solved: Path, runner: CodeRunner
+    ) -> HeldOutChecks:
+        """Choose held-out calls of the functions that the task names."""
+        named = {(deletion.path, deletion.qualname) for deletion in spec.deleted}
+        found = [function for path, source in gold.items() for function in self.find_functions(path, source, True)[0]]
+        passing = frozenset({*spec.fail_to_pass, *spec.pass_to_pass})
+        return self.choose_checks(
+            self.make_book(runner, solved, self.layout(solved, (), ()), passing, 0),
+            [function for function in found if (function.path, function.qualname) in named],
+            frozenset(spec.fail_to_pass),
+            runner=runner,
+            gold=Tree(base=solved),
+            task=Tree(base=repo),
+            seed=spec.task_id,
+        )
 
     def joint_weakness(self, checks: HeldOutChecks, functions: Sequence[Function], runner: CodeRunner, gold: Tree) -> str:
         """Return nothing: each function has calls of its own."""

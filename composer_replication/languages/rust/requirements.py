@@ -11,7 +11,7 @@ from composer_replication.languages.rust.crates import dependency_tables, list_o
 from composer_replication.types.errors import SourceError
 
 _NAME, _FEATURE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}"), re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.-]{0,63}")
-"""What cargo takes as names of crates and of features; folders are named by the first."""
+"""Names of crates, by which folders are named, and of features, as cargo takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

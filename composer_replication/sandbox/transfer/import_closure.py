@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 def import_closure(roots: Collection[str], *, packages: bool, left_out: Collection[str] = ()) -> tuple[str, ...]:
     """Return the files that `roots` import, directly or not, themselves included; paths relative to `PACKAGE`, sorted.
 
-    What is imported for type checkers only is none of them.
+    Imports for type checkers only do not count.
 
     Args:
         packages: also follow the `__init__.py` of every package on the way. Without it they are left out, for a copy in which

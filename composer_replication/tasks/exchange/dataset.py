@@ -121,7 +121,7 @@ def _make_empty(out: Path) -> None:
 def read_dataset(dataset: Path, out: Path) -> tuple[list[UnpackedBuild], list[Skipped]]:
     """Unpack a dataset into the folder `out`, which is new or empty and becomes a set of tasks.
 
-    What is damaged or false is left out, and returned too, with its reason: a task, or the archive of a build.
+    Tasks and archives of builds that are damaged or false are left out, and returned too, each with its reason.
 
     Raises:
         ConfigError: `out` holds something.

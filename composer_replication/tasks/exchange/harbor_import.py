@@ -21,7 +21,6 @@ from composer_replication.languages.registry import build_language
 from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.beneath import OpenFolder
 from composer_replication.sandbox.grading.grade import grade
-from composer_replication.sandbox.grading.pytest_run import require_modules
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.exchange.foreign_files import DAMAGED, NotExpressibleError, copy_foreign, damage, folders_with
 from composer_replication.tasks.exchange.foreign_harbor import Expressed, express
@@ -91,7 +90,7 @@ def _import(top: OpenFolder, path: str, out: Path, sandbox: Sandbox, python: Pat
             expressed = _own(source, ours) if ours.is_file() else express(source, config, work, sandbox=sandbox, python=python)
             if not is_task_id(expressed.spec.task_id):
                 raise NotExpressibleError(f"its name {expressed.spec.task_id[:80]!r} is not a name for a folder")
-            _refuse_unready(expressed, sandbox, python)
+            build_language(expressed.spec.language).prepare(python, expressed.repo, fetch=False)
             _prove(expressed, sandbox, python)
             if not expressed.spec.impossible:
                 expressed = _with_checks(expressed, sandbox, python)
@@ -112,15 +111,6 @@ def _own(source: Path, spec_file: Path) -> Expressed:
         raise NotExpressibleError(f"tests/{SPEC_FILE} is not a task of this release ({error})") from error
     gold = source / "solution" / "files"
     return Expressed(spec, source / "tests" / "repo", {path: (gold / path).read_bytes() for path in tree_files(gold)})
-
-
-def _refuse_unready(expressed: Expressed, sandbox: Sandbox, python: Path) -> None:
-    """Refuse a task where the interpreter's environment has no tools of its language. Raises TaskError and SandboxError."""
-    language = build_language(expressed.spec.language)
-    if language.requirements is None:
-        require_modules(sandbox, python, "pytest")
-    else:
-        language.prepare(python, expressed.repo, fetch=False)
 
 
 def _prove(expressed: Expressed, sandbox: Sandbox, python: Path) -> None:

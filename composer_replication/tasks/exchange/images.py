@@ -61,7 +61,7 @@ def write_image(folder: Path, task: Task, pins: Pins) -> None:
         OSError: the folder cannot be written.
     """
     (folder / "Dockerfile").write_text(dockerfile(task.language, pins), "utf-8")
-    if _is_prepared(task.language):
+    if needs_tools(task.language):
         copy_grader(task.language.name, folder / PREPARE)
         shutil.copy(image_prepare.__file__, folder / PREPARE / "prepare.py")
 
@@ -73,13 +73,13 @@ def dockerfile(language: Language, pins: Pins) -> str:
         f"FROM {image_named(PYTHON_IMAGE, build='', python=pins.python)}\n"
         f"{_SYSTEM.format(packages=packages) if packages else ''}"
         f"RUN {' '.join(install_command(pins))}\n"
-        f"{_PREPARED.format(language=language.name) if _is_prepared(language) else ''}"
+        f"{_PREPARED.format(language=language.name) if needs_tools(language) else ''}"
         "ENV PYTHONDONTWRITEBYTECODE=1\n"
     )
 
 
-def _is_prepared(language: Language) -> bool:
-    """Return whether an image needs more than packages of Python: the tools of another language."""
+def needs_tools(language: Language) -> bool:
+    """Return whether an image for a language needs more than packages that the tests of a project declare."""
     return language.requirements is not None
 
 
@@ -110,7 +110,7 @@ def export_images(tasks: Sequence[Task], out: Path, *, pythons: Mapping[str, Pat
             shutil.rmtree(root, ignore_errors=True)
             root.mkdir(parents=True)
             write_image(root, members[0], pins)
-            if _is_prepared(members[0].language):
+            if needs_tools(members[0].language):
                 copy_tree(members[0].repo, root / TREE)
         written.append(root)
     return written

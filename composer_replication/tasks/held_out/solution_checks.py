@@ -43,10 +43,9 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
     language = build_language(spec.language)
     limits = Limits(wall_s=spec.test_timeout_s, cpu_s=spec.test_timeout_s)
     runner = language.runner(sandbox, python, spec.python_path, limits)
-    choose = _chosen_programs if language.requirements is None else _chosen_calls
     with solved_tree(repo, gold) as solved:
         try:
-            checks = choose(spec, repo, gold, solved, runner)
+            checks = language.checks_of_solution(spec, repo, gold, solved, runner)
         except SourceError:
             return HeldOutChecks()
     while True:
@@ -59,26 +58,12 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
         checks = without_broken(checks, report.hidden_broken)
 
 
-def _chosen_calls(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], solved: Path, runner: CodeRunner) -> HeldOutChecks:
-    """Choose held-out calls of the functions that the task names. Raises SourceError and SandboxError."""
-    language = build_language(spec.language)
-    named = {(deletion.path, deletion.qualname) for deletion in spec.deleted}
-    found = [function for path, source in gold.items() for function in language.find_functions(path, source, True)[0]]
-    book = language.make_book(runner, solved, language.layout(solved, (), ()), _tests(spec), 0)
-    return language.choose_checks(
-        book,
-        [function for function in found if (function.path, function.qualname) in named],
-        frozenset(spec.fail_to_pass),
-        runner=runner,
-        gold=Tree(base=solved),
-        task=Tree(base=repo),
-        seed=spec.task_id,
-    )
-
-
-def _chosen_programs(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], solved: Path, runner: CodeRunner) -> HeldOutChecks:
-    """Choose programs over what a solution in Python changes. Raises SourceError and SandboxError."""
-    book = make_hidden_book(runner, solved, layout=_layout(spec, solved), passing=_tests(spec), seed=0)
+def programs_of_solution(
+    spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], solved: Path, runner: CodeRunner
+) -> HeldOutChecks:
+    """Choose programs over what a solution in Python changes; see `Language.checks_of_solution`."""
+    passing = frozenset({*spec.fail_to_pass, *spec.pass_to_pass})
+    book = make_hidden_book(runner, solved, layout=_layout(spec, solved), passing=passing, seed=0)
     changed = _changed(repo, gold)
     told = find_told(book.programs, changed, runner=runner, repo=repo, solved=solved, gold=gold)
     checks = choose_proven(
@@ -91,10 +76,6 @@ def _chosen_programs(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], solv
         seed=spec.task_id,
     )
     return replace(with_told(checks, told, book.programs), untold=sum(not one.programs for one in told))
-
-
-def _tests(spec: TaskSpec) -> frozenset[str]:
-    return frozenset({*spec.fail_to_pass, *spec.pass_to_pass})
 
 
 def _layout(spec: TaskSpec, solved: Path) -> RepositoryLayout:

@@ -186,7 +186,7 @@ def archive_entries(archive: Path) -> Iterator[SourceFile]:
         with archive.open("rb") as file:
             for member in archive_members(file, most=_MOST_UNPACKED):
                 path = _inside(member.name)
-                if path:
+                if path and not member.is_link:
                     total = _counted(total, member.size, archive)
                     yield SourceFile(path, member.read(), member.runs)
     except DAMAGED as error:

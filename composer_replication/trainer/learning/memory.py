@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import gc
+import operator
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
+from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from composer_replication.config import RunConfig
-from composer_replication.loss.forward.models import resolve_checkpointing
-from composer_replication.trainer.planning.smaller_states import smaller_states
+from composer_replication.loss.forward.models import resolve_checkpointing, resolve_precision
 from composer_replication.types.errors import ModelError
+
+_WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("model.lora.rank = 16", {"model.lora.rank": 16, "model.frozen_copies": "device"}),
+    ("model.frozen_copies = cpu", {"model.frozen_copies": "cpu"}),
+    (
+        "model.precision = bfloat16 and optimizer.moments = 8bit",
+        {"model.precision": "bfloat16", "optimizer.moments": "8bit"},
+    ),
+    ("optimizer.offload = true", {"optimizer.offload": True}),
+)
+"""Ways to keep less than weights, gradients, moments and copies in full, in the order in which they are named."""
 
 
 def forget_peak(device: torch.device) -> None:
@@ -55,3 +69,30 @@ def _what_to_lower(config: RunConfig) -> str:
     if can_go_on:
         return f"{', '.join(can_go_on)}, then go on with --resume"
     return f"in a new run, {smaller_states(config)}, or lower rollout.context_tokens (now {longest})"
+
+
+def smaller_states(config: RunConfig) -> str:
+    """Return the first two ways that change something and that the rest of the run file allows; with adapters, whose moments are
+    small, what makes the frozen weights smaller."""
+    if config.model.lora.rank:
+        in_full = resolve_precision(config.model) == "float32"
+        return "set model.precision = mixed" if in_full else "take a smaller model"
+    now = config.model_dump()
+    found = [name for name, changes in _WAYS if _differs(now, changes) and _allowed(config, changes)]
+    return f"set {', or '.join(found[:2])}" if found else "take a smaller model"
+
+
+def _differs(now: dict[str, Any], changes: dict[str, Any]) -> bool:
+    return any(reduce(operator.getitem, key.split("."), now) != value for key, value in changes.items())
+
+
+def _allowed(config: RunConfig, changes: dict[str, Any]) -> bool:
+    data = config.model_dump(mode="json", exclude_none=True)
+    for key, value in changes.items():
+        *sections, field = key.split(".")
+        reduce(operator.getitem, sections, data)[field] = value
+    try:
+        RunConfig.model_validate(data)
+    except ValidationError:
+        return False
+    return True

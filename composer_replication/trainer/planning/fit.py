@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward.models import resolve_checkpointing
+from composer_replication.trainer.learning.memory import smaller_states
 from composer_replication.trainer.planning.plan import Plan
-from composer_replication.trainer.planning.smaller_states import smaller_states
 from composer_replication.types.errors import ConfigError
 
 _GIB = 2**30
