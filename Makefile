@@ -130,10 +130,10 @@ bench: env ## Run the short benchmarks; each ends with one line of JSON
 	@set -e; for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench; done
 
 bench-loss: env ## Measure the fused losses beside TRL's and liger's, in an environment of their own
-	@$(BIN)/nox --session bench-loss
+	@$(BIN)/nox --session bench-loss -- --write docs/figures/loss.json
 
 bench-hint: env ## Measure what the hint channel adds to a step, in time and memory
-	@$(BIN)/python benchmarks/hint.py
+	@$(BIN)/python benchmarks/hint.py --write docs/figures/hint.json
 
 bench-detectors: env ## Measure precision, recall and cost of the error detectors on labelled transcripts
 	@$(BIN)/python benchmarks/detectors.py

@@ -57,33 +57,55 @@ def replay_alone() -> Iterator[Arm]:
 
 
 def beside_grpo() -> Iterator[Arm]:
-    """The policy gradient by itself, with each channel at three weights, and with both."""
+    """The policy gradient by itself, with each channel at four weights, and with both."""
     for rate in RATES[:2]:
         grpo = Arm("grpo", rate, rollouts="grpo")
         yield grpo
-        for weight in (0.3, 1.0, 3.0):
+        for weight in (0.3, 1.0, 3.0, 10.0):
             yield replace(grpo, name=f"grpo + replay {weight:g}", replay=weight)
-            yield replace(grpo, name=f"grpo + hint {weight:g}", hint=weight)
-            yield replace(grpo, name=f"grpo + hint {weight:g} + replay {weight:g}", hint=weight, replay=weight)
+            yield _hinted(grpo, weight)
+            yield _hinted(grpo, weight, replay=weight)
+        yield _hinted(grpo, 1.0, replay=3.0)
         yield replace(grpo, name="grpo + replay 1: dpo", replay=1.0, options={"replay.variant": "dpo"})
         own = {"replay.variant": "dpo", "replay.learning_rate": rate / 10}
         yield replace(grpo, name="grpo + replay 1: dpo, a tenth of the rate", replay=1.0, options=own)
-        yield replace(grpo, name="grpo + hint 1: turn", hint=1.0, options={"hint.reduction": "turn"})
-        yield replace(grpo, name="grpo + hint 1: trajectory", hint=1.0, options={"hint.span": "trajectory"})
-        yield replace(grpo, name="grpo + hint 1: beta 0.5", hint=1.0, options={"hint.beta": 0.5})
-        useful = replace(grpo, name="grpo + hint 1: useful only", hint=1.0, useful_only=True)
-        yield useful
-        yield replace(grpo, name="grpo + hint 1, a quarter wrong", hint=1.0, wrong_hints=0.25)
-        yield replace(useful, name=f"{useful.name}, a quarter wrong", wrong_hints=0.25)
-        wrong = {"wrong_pairs": 0.25, "wrong_hints": 0.25}
-        for weight in (1.0, 3.0):
-            name = f"grpo + hint {weight:g} + replay {weight:g}, a quarter wrong"
-            yield replace(grpo, name=name, hint=weight, replay=weight, **wrong)
-        yield replace(grpo, name="hint alone", rollouts="unscored", hint=1.0)
-        released = {"hint.held_turns": 0, "replay.held_turns": 0}
-        yield replace(grpo, name=f"hint alone{NOTHING_HELD}", rollouts="unscored", hint=1.0, options=released)
-        yield replace(grpo, name=f"grpo + hint 1{NOTHING_HELD}", hint=1.0, options=released)
-        yield replace(grpo, name=f"grpo + hint 1 + replay 1{NOTHING_HELD}", hint=1.0, replay=1.0, options=released)
+        yield from _kinds_of_hints(grpo)
+        yield from _wrong(grpo)
+        yield from _released(grpo)
+
+
+def _hinted(grpo: Arm, weight: float, ending: str = "", *, replay: float = 0.0, **options: Any) -> Arm:
+    """Return an arm with hints, and with pairs where `replay` is their weight."""
+    name = f"{grpo.name} + hint {weight:g}" + (f" + replay {replay:g}" if replay > 0 else "") + ending
+    made = {f"hint.{key}": value for key, value in {"beta": 0.5, "reduction": "token", **options}.items()}
+    return replace(grpo, name=name, hint=weight, replay=replay, options=made)
+
+
+def _kinds_of_hints(grpo: Arm) -> Iterator[Arm]:
+    """Yield the other ways of the hint channel, alone beside the policy gradient and with pairs."""
+    for replay in (0.0, 1.0):
+        yield _hinted(grpo, 1.0, ": beta 0", replay=replay, beta=0.0)
+        yield _hinted(grpo, 1.0, ": beta 1", replay=replay, beta=1.0)
+        yield _hinted(grpo, 1.0, ": turn", replay=replay, reduction="turn")
+    yield _hinted(grpo, 1.0, ": trajectory", span="trajectory")
+    yield replace(_hinted(grpo, 1.0, ": useful only"), useful_only=True)
+
+
+def _wrong(grpo: Arm) -> Iterator[Arm]:
+    """Yield arms a quarter of whose hints and pairs are wrong."""
+    for hint, replay in ((1.0, 0.0), (1.0, 1.0), (3.0, 3.0)):
+        pairs = 0.25 if replay > 0 else 0.0
+        yield replace(_hinted(grpo, hint, ", a quarter wrong", replay=replay), wrong_hints=0.25, wrong_pairs=pairs)
+    yield replace(_hinted(grpo, 1.0, ": useful only, a quarter wrong"), useful_only=True, wrong_hints=0.25)
+
+
+def _released(grpo: Arm) -> Iterator[Arm]:
+    """Yield hints alone, and arms that hold no other turns."""
+    alone = replace(_hinted(grpo, 1.0), name="hint alone", rollouts="unscored")
+    yield alone
+    for arm in (alone, _hinted(grpo, 1.0), _hinted(grpo, 1.0, replay=1.0)):
+        options = {**arm.options, "hint.held_turns": 0, "replay.held_turns": 0}
+        yield replace(arm, name=f"{arm.name}{NOTHING_HELD}", options=options)
 
 
 def baselines() -> Iterator[Arm]:

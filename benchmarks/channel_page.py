@@ -13,12 +13,14 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA, PAGE = ROOT / "docs" / "figures" / "channels.json", ROOT / "docs" / "channels.md"
 BEGIN, END = "<!-- tables of benchmarks/channel_page.py -->", "<!-- end of the tables -->"
 _BESIDE = (
-    *("grpo", "grpo + hint 0.3", "grpo + hint 1", "grpo + hint 3", "grpo + hint 1: turn", "grpo + hint 1: trajectory"),
-    "grpo + hint 1: beta 0.5",
+    *("grpo", "grpo + hint 0.3", "grpo + hint 1", "grpo + hint 3", "grpo + hint 10"),
+    *("grpo + hint 1: turn", "grpo + hint 1: trajectory", "grpo + hint 1: beta 0", "grpo + hint 1: beta 1"),
     *("grpo + hint 1: useful only", "grpo + hint 1, a quarter wrong", "grpo + hint 1: useful only, a quarter wrong"),
-    *("grpo + replay 0.3", "grpo + replay 1", "grpo + replay 3", "grpo + replay 1: dpo"),
+    *("grpo + replay 0.3", "grpo + replay 1", "grpo + replay 3", "grpo + replay 10", "grpo + replay 1: dpo"),
     "grpo + replay 1: dpo, a tenth of the rate",
-    *("grpo + hint 0.3 + replay 0.3", "grpo + hint 1 + replay 1", "grpo + hint 3 + replay 3"),
+    *("grpo + hint 0.3 + replay 0.3", "grpo + hint 1 + replay 1", "grpo + hint 1 + replay 3", "grpo + hint 3 + replay 3"),
+    *("grpo + hint 10 + replay 10", "grpo + hint 1 + replay 1: turn", "grpo + hint 1 + replay 1: beta 0"),
+    "grpo + hint 1 + replay 1: beta 1",
     *("grpo + hint 1 + replay 1, a quarter wrong", "grpo + hint 3 + replay 3, a quarter wrong"),
     *("hint alone", "rejection sampling", "context distillation", "context distillation, as many rollouts"),
     *("context distillation, 3 times the steps", "replay alone: sft, 3 times the steps"),
@@ -70,10 +72,11 @@ def _cell(row: Mapping[str, Any] | None, *, chosen: bool = False) -> str:
 def _verdicts(found: Mapping[str, Any]) -> str:
     headings = {
         "harms": "Arms whose channels lower pass@1 beyond the interval",
-        "fallen": "Runs in which the chosen answers ended less likely than they began",
+        "fallen": "Runs in which pairs left the chosen answers less likely than they began",
+        "carried_down": "Runs in which the policy gradient made the chosen answers less likely, and the pairs less so",
         "behind": "Defaults behind the best of their grid beyond the interval",
     }
-    return "\n\n".join(f"{title}: {_listed(found[key])}." for key, title in headings.items())
+    return "\n\n".join(f"{title}: {_listed(found.get(key, ()))}." for key, title in headings.items())
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -97,12 +97,28 @@ def _without(arm: Arm) -> list[str]:
 
 
 def fallen(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the runs with pairs whose chosen answers ended less likely than they began."""
-    return [
-        f"{run['arm']['name']} at {run['arm']['rate']:g}, seed {run['seed']}"
-        for run in runs
-        if run["arm"]["replay"] > 0 and run["chosen"]["after"] < run["chosen"]["before"]
-    ]
+    """Return the runs with pairs whose chosen answers ended less likely than they began, and not more likely than without the
+    pairs: the policy gradient moves them too."""
+    return [name for name, held in _lowered(runs) if not held]
+
+
+def carried_down(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the runs with pairs whose chosen answers the policy gradient made less likely, and the pairs less so."""
+    return [name for name, held in _lowered(runs) if held]
+
+
+def _lowered(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
+    """Return the runs with pairs whose chosen answers ended less likely than they began, and whether they ended more likely than
+    those of the same rollouts without pairs."""
+    after = {(run["arm"]["name"], run["arm"]["rate"], run["seed"]): run["chosen"]["after"] for run in runs}
+    found = []
+    for run in runs:
+        arm, began, ended = run["arm"], run["chosen"]["before"], run["chosen"]["after"]
+        if arm["replay"] > 0 and ended < began:
+            name = f"grpo + hint {arm['hint']:g}" if arm["hint"] > 0 else "grpo"
+            without = after.get((name, arm["rate"], run["seed"]), began) if arm["rollouts"] == "grpo" else began
+            found.append((f"{arm['name']} at {arm['rate']:g}, seed {run['seed']}", ended > without))
+    return found
 
 
 def behind(runs: Sequence[Mapping[str, Any]]) -> list[str]:

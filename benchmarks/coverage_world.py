@@ -1,8 +1,9 @@
 """Which of the most used packages of each language can be built, without options of their own, into how many tasks, at what cost.
 
 Every source of a language's list, `coverage_LANGUAGE.txt`, is built as `composer tasks build --from LIST --install` builds it, a
-few tasks of each. Then the solution of each task must be rewarded, and doing nothing must not. An interrupted run goes on where
-it stopped: sources that are built, or refused for a reason that lasts, are kept below `--work`. The last line is JSON.
+few tasks of each. Then the solution of each task must be rewarded, and doing nothing must not. A source's figures are in the file
+of `--write` as soon as it is done, with a digest of the code that they are of; a source that is in there is not built again
+(`--retry`: unless it was refused). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ import json
 import os
 import statistics
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measuring import emit
+from measuring import ROOT, digest_of_code, emit
 
 from composer_replication.api.rollouts import evaluate
 from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.report import BUILD_REPORT, BuildOptions
 from composer_replication.tasks.sets.build_set import build_set
 from composer_replication.tasks.sets.report import SourceOutcome
-from composer_replication.tasks.sets.sources_file import read_sources
+from composer_replication.tasks.sets.sources_file import folders_of, read_sources
 
+_MEASURED = tuple(f"composer_replication/{room}/**/*.py" for room in ("tasks", "languages", "sandbox", "grading"))
+"""The code that the figures are of."""
 LISTS = {path.stem.partition("_")[2]: path for path in sorted(Path(__file__).parent.glob("coverage_*.txt"))}
 AIM_BUILT = {"python": 0.75}
 """Least share of a list that builds."""
@@ -64,7 +69,21 @@ def verdicts(work: Path) -> dict[str, list[str]]:
     return {policy: [row["task_id"] for row in rows if row["reward"] != wanted[policy]] for policy, rows in found.items()}
 
 
-def summary(language: str, results: Mapping[str, Mapping[str, Any]], wrong: Mapping[str, list[str]]) -> dict[str, Any]:
+def of_source(source: str, work: Path) -> dict[str, Any]:
+    """Build a source into a folder of its own, and return what became of it."""
+    folder = work / folders_of([source])[source]
+    options = BuildOptions(install=True, max_tasks=_MOST_TASKS, jobs=1, timeout_s=_TIMEOUT_S, budget_s=2 * _TIMEOUT_S)
+    (outcome,) = build_set([source], folder, options, retry=True).sources
+    wrong = verdicts(folder) if outcome.tasks else {}
+    return {**measured(outcome, folder), "wrong_verdicts": wrong, "code": code_digest()}
+
+
+def code_digest() -> str:
+    """Return a digest of the code that is measured."""
+    return digest_of_code(path for pattern in _MEASURED for path in ROOT.glob(pattern))
+
+
+def summary(language: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return what a language's sources amount to, and whether its aims are met."""
     built = [result for result in results.values() if result["tasks"]]
     rates = [60.0 * result["tried"] / result["cpu_s"] for result in built if result["cpu_s"]]
@@ -72,6 +91,7 @@ def summary(language: str, results: Mapping[str, Mapping[str, Any]], wrong: Mapp
     rate = statistics.median(rates or [0.0])
     fast = rate >= AIM_CANDIDATES_A_MINUTE.get(language, 0.0)
     few = sum(result["tasks"] < AIM_TASKS for result in built)
+    wrong = sum(len(ids) for result in built for ids in result["wrong_verdicts"].values())
     return {
         "sources": len(results),
         "built": len(built),
@@ -79,26 +99,10 @@ def summary(language: str, results: Mapping[str, Mapping[str, Any]], wrong: Mapp
         "tasks": sum(result["tasks"] for result in built),
         "built_with_few_tasks": few,
         "median_candidates_a_cpu_minute": round(rate, 1),
-        "wrong_verdicts": {policy: len(ids) for policy, ids in wrong.items()},
-        "passed": share >= AIM_BUILT.get(language, AIM_BUILT_ELSEWHERE) and fast and not few and not any(wrong.values()),
+        "wrong_verdicts": wrong,
+        "of_other_code": sum(result["code"] != code_digest() for result in results.values()),
+        "passed": share >= AIM_BUILT.get(language, AIM_BUILT_ELSEWHERE) and fast and not few and not wrong,
     }
-
-
-def of_language(language: str, work: Path, *, retry: bool) -> dict[str, Any]:
-    """Build the sources of a language's list, and return what became of them."""
-    options = BuildOptions(
-        install=True, max_tasks=_MOST_TASKS, jobs=len(os.sched_getaffinity(0)), timeout_s=_TIMEOUT_S, budget_s=2 * _TIMEOUT_S
-    )
-    report = build_set(
-        read_sources(LISTS[language]),
-        work,
-        options,
-        retry=retry,
-        progress=lambda outcome: print(outcome.source, outcome.tasks or outcome.reason, flush=True),
-    )
-    results = {outcome.source: measured(outcome, work) for outcome in report.sources}
-    wrong = verdicts(work) if report.tasks else {"oracle": [], "noop": []}
-    return {"sources": results, "wrong_verdicts": wrong, "summary": summary(language, results, wrong)}
 
 
 def main() -> None:
@@ -106,17 +110,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--language", choices=LISTS, action="append", help="measure this one; repeatable, by default each")
     parser.add_argument("--work", type=Path, required=True, help="keep the builds here, a folder a language")
-    parser.add_argument("--write", type=Path, help="keep the figures in this file, beside those of other languages")
+    parser.add_argument("--write", type=Path, required=True, help="keep the figures in this file")
     parser.add_argument("--retry", action="store_true", help="try refused sources again")
     arguments = parser.parse_args()
-    kept = json.loads(arguments.write.read_text("utf-8")) if arguments.write and arguments.write.exists() else {}
-    found = {}
-    for language in arguments.language or LISTS:
-        found[language] = of_language(language, arguments.work / language, retry=arguments.retry)
-        if arguments.write:
-            text = json.dumps(kept | found, indent=1, sort_keys=True)
-            arguments.write.write_text(text + "\n", "utf-8")
-    summaries = {language: one["summary"] for language, one in found.items()}
+    known: dict[str, dict[str, Any]] = json.loads(arguments.write.read_text("utf-8")) if arguments.write.exists() else {}
+    languages = arguments.language or list(LISTS)
+    for language in languages:
+        listed = read_sources(LISTS[language])
+        found = {source: one for source, one in known.get(language, {}).items() if source in listed}
+        wanted = [source for source in listed if source not in found or (arguments.retry and not found[source]["tasks"])]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            made = threads.map(partial(of_source, work=arguments.work / language), wanted)
+            for source, one in zip(wanted, made, strict=True):
+                print(source, one["tasks"] or one["reason"], flush=True)
+                found[source] = one
+                known[language] = {source: found[source] for source in listed if source in found}
+                arguments.write.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")
+    summaries = {language: summary(language, known[language]) for language in languages}
     passed = all(one["passed"] for one in summaries.values())
     emit("coverage_world", {**summaries, "passed": passed})
     raise SystemExit(not passed)

@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 from measuring import Peak, emit
@@ -137,6 +138,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=32_768)
     parser.add_argument("--untied", action="store_true", help="the head has a weight of its own")
+    parser.add_argument("--write", type=Path, help="write the figures to this file")
     parser.add_argument("--one", choices=VARIANTS, help="measure one variant in this process")
     options = parser.parse_args()
     size = {"hidden": options.hidden, "layers": options.layers, "vocabulary": options.vocabulary}
@@ -155,7 +157,8 @@ def main() -> None:
                 check=True,
             )
             runs[variant].append(json.loads(done.stdout.splitlines()[-1]))
-    emit("hint", {"tokens": TOKENS, **size, "tied": not options.untied, "repeats": options.repeats, "variants": _figures(runs)})
+    figures = {"tokens": TOKENS, **size, "tied": not options.untied, "repeats": options.repeats, "variants": _figures(runs)}
+    emit("hint", figures, options.write)
 
 
 def _figures(runs: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from measuring import emit
@@ -114,6 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--write", type=Path, help="write the figures to this file")
     parser.add_argument("--one", nargs=2, metavar=("LOSS", "VARIANT"), help="measure one variant in this process")
     options = parser.parse_args()
     if options.one:
@@ -130,7 +132,8 @@ def main() -> None:
                 )
                 results[loss][variant].append(json.loads(done.stdout.splitlines()[-1]))
     figures = {loss: _figures(loss, found) for loss, found in results.items()}
-    emit("loss", {"hidden": HIDDEN, "vocabulary": VOCABULARY, "tokens": options.tokens, "repeats": options.repeats, **figures})
+    size = {"hidden": HIDDEN, "vocabulary": VOCABULARY, "tokens": options.tokens, "repeats": options.repeats}
+    emit("loss", {**size, **figures}, options.write)
 
 
 def _figures(loss: str, found: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from channel_arms import RATES, SEEDS, grid
-from channel_tables import behind, fallen, harms, table
+from channel_tables import behind, carried_down, fallen, harms, table
 from channel_world import OPERATORS, outcomes, rules, standing
 
 from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
@@ -21,7 +21,7 @@ def runs(changed: dict[str, float], *, chosen: float = 1.0) -> list[dict[str, An
     """A run of every arm and seed with a pass@1 of .2 at first and .4 at the end; by name, the end of an arm at 1e-3."""
     return [
         {
-            "arm": {"name": arm.name, "rate": arm.rate, "replay": arm.replay},
+            "arm": {"name": arm.name, "rate": arm.rate, "hint": arm.hint, "replay": arm.replay, "rollouts": arm.rollouts},
             "seed": seed,
             "pass_at_1_before": 0.2,
             "pass_at_1": (changed.get(arm.name, 0.4) if arm.rate == RATES[0] else 0.4) + 0.001 * seed,
@@ -45,8 +45,8 @@ def test_an_arm_below_the_one_without_its_channels_does_harm() -> None:
 
 
 def test_a_channel_that_takes_from_what_another_gives_does_harm() -> None:
-    (found,) = harms(runs({"grpo + replay 1": 0.6, "grpo + hint 1 + replay 1": 0.5}))
-    assert found == "grpo + hint 1 + replay 1 at 0.001: -0.100 ± 0.000 from grpo + replay 1"
+    (found,) = harms(runs({"grpo + replay 10": 0.6, "grpo + hint 10 + replay 10": 0.5}))
+    assert found == "grpo + hint 10 + replay 10 at 0.001: -0.100 ± 0.000 from grpo + replay 10"
 
 
 def test_chosen_answers_that_fell_and_defaults_behind_are_named() -> None:
@@ -55,6 +55,17 @@ def test_chosen_answers_that_fell_and_defaults_behind_are_named() -> None:
     assert behind(runs({})) == []
     assert any("grpo + hint 3" in line for line in behind(runs({"grpo + hint 3": 0.9})))
     assert behind(runs({"replay alone: kto, a quarter wrong": 0.9})) == [], "its pairs are not those of a default run"
+
+
+def test_chosen_answers_that_the_policy_gradient_lowers_are_held_where_they_end_above_those_without_pairs() -> None:
+    found = runs({}, chosen=-0.1)
+    for run in found:
+        if run["arm"]["rollouts"] == "grpo" and run["arm"]["replay"] == 0:
+            run["chosen"]["after"] = -14.0
+    beside = sum(arm.replay > 0 and arm.rollouts == "grpo" for arm in grid())
+    alone = sum(arm.replay > 0 and arm.rollouts != "grpo" for arm in grid())
+    assert len(carried_down(found)) == SEEDS * beside
+    assert len(fallen(found)) == SEEDS * alone, "nothing else lowers them there"
 
 
 def test_the_table_has_means_over_the_seeds() -> None:

@@ -182,7 +182,7 @@ class HintConfig(Section):
     sampled tokens' log-probs (sampled_token). `taid` moves the target from student to teacher over training; `entropy_opd` uses
     forward KL where the teacher is unsure and reverse KL where it is sure; `entropy_gated` is sampled_token plus forward KL to
     the teacher's most likely tokens where its entropy is at least entropy_tau."""
-    beta: Annotated[Share, ReadBy("form", "jsd", "top_k_jsd")] = 0.0
+    beta: Annotated[Share, ReadBy("form", "jsd", "top_k_jsd")] = 0.5
     """Interpolate the generalized Jensen-Shannon divergence of jsd and top_k_jsd: 0 is forward KL(teacher || student), 1 is
     reverse KL."""
     scale: Annotated[Literal["trl", "continuous"], ReadBy("form", "jsd")] = "trl"

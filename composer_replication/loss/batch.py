@@ -186,29 +186,34 @@ def _pairs(pairs: Sequence[Pair], pad_id: int) -> Batch:
     for pair in pairs:
         if not (pair.prompt_ids and pair.chosen_ids):
             raise ValueError(f"pair {pair.pair_id!r}: prompt and chosen must each have at least one token")
-    for side in ("chosen", "rejected"):
-        continuations = [pair.chosen_ids if side == "chosen" else pair.rejected_ids for pair in pairs]
-        ids, attention_mask = right_padded(
-            [(*pair.prompt_ids, *continuation) for pair, continuation in zip(pairs, continuations, strict=True)], pad_id
-        )
-        prompts = torch.tensor([[len(pair.prompt_ids)] for pair in pairs])
-        response_mask = attention_mask * (torch.arange(ids.shape[1]) >= prompts)
-        batch |= {
-            f"dpo_{side}_input_ids": ids,
-            f"dpo_{side}_attention_mask": attention_mask,
-            f"dpo_{side}_response_mask": response_mask,
-        }
+    batch |= _answers("chosen", pairs, [pair.chosen_ids for pair in pairs], pad_id)
+    batch |= _answers("rejected", pairs, [pair.rejected_ids for pair in pairs], pad_id)
+    unmatched = [pair for pair in pairs if pair.unmatched_ids]
+    if unmatched:
+        batch |= _answers("unmatched", unmatched, [pair.unmatched_ids for pair in unmatched], pad_id)
+        batch["dpo_unmatched_ref_logprobs"] = torch.tensor([pair.ref_unmatched_logprob or 0.0 for pair in unmatched])
     batch |= _soft_targets(pairs, batch["dpo_chosen_input_ids"].shape[1])
     if not all(pair.rejected_ids for pair in pairs):
         batch["dpo_held"] = torch.tensor([not pair.rejected_ids for pair in pairs])
-    references = [(pair.ref_chosen_logprob, pair.ref_rejected_logprob) for pair in pairs]
-    known = [(chosen, rejected) for chosen, rejected in references if chosen is not None and rejected is not None]
-    if len(known) == len(pairs):
-        batch["dpo_chosen_ref_logprobs"] = torch.tensor([chosen for chosen, _ in known])
-        batch["dpo_rejected_ref_logprobs"] = torch.tensor([rejected for _, rejected in known])
-    elif any(value is not None for reference in references for value in reference):
-        raise ValueError("only some pairs have both reference log-probs: compute them for all pairs or for none")
+    references = {
+        "chosen": [pair.ref_chosen_logprob for pair in pairs],
+        "rejected": [pair.ref_rejected_logprob for pair in pairs],
+    }
+    if any(value is not None for side in references.values() for value in side):
+        for side, values in references.items():
+            batch[f"dpo_{side}_ref_logprobs"] = torch.tensor([math.nan if value is None else value for value in values])
     return batch
+
+
+def _answers(side: str, pairs: Sequence[Pair], answers: Sequence[Sequence[int]], pad_id: int) -> Batch:
+    """Return an answer for each pair on its prompt, padded on the right: the tensors of one side."""
+    ids, attention_mask = right_padded([(*pair.prompt_ids, *answer) for pair, answer in zip(pairs, answers, strict=True)], pad_id)
+    prompts = torch.tensor([[len(pair.prompt_ids)] for pair in pairs])
+    return {
+        f"dpo_{side}_input_ids": ids,
+        f"dpo_{side}_attention_mask": attention_mask,
+        f"dpo_{side}_response_mask": attention_mask * (torch.arange(ids.shape[1]) >= prompts),
+    }
 
 
 def _soft_targets(pairs: Sequence[Pair], width: int) -> Batch:

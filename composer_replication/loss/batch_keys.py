@@ -39,6 +39,8 @@ PAIR_KEYS = (
     "dpo_chosen_target_ids",
     "dpo_chosen_target_logprobs",
 )
+UNMATCHED_KEYS = tuple(f"dpo_unmatched_{what}" for what in ("input_ids", "attention_mask", "response_mask", "ref_logprobs"))
+"""Answers of pairs after the prompts of others, one for each pair of a step that has one; no loss reads them."""
 DENOMINATORS = {
     "input_ids": "rlvr_denominator",
     "ctx_teacher_input_ids": "hint_denominator",

@@ -26,10 +26,10 @@ tokens, P pairs). A value "at position p" belongs to the token AT p, which the l
 - a mixture of experts with `set_router_balance`: `router_share` [], the share of the batch's first-channel tokens that this
   micro-batch has (absent: 1, that is all), by which the load-balancing loss of its rows is multiplied.
 - replay: `dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}` [P, Tc or Tr], `dpo_{chosen,rejected}_ref_logprobs` [P]
-  (sums; not read by SFT and SimPO), `dpo_weights` [P], `dpo_divergence` [] (KTO's reference point), `replay_denominator`. SFT
-  reads no rejected answers; `dpo_held` [P] names the pairs without one, which it alone can read (absent: none), and
-  `dpo_chosen_target_{ids,logprobs}` [P, Tc, M, K] say what M teachers find likeliest in the places of chosen answers, which it
-  reads with `soft_targets` (log-probs of -inf: nothing; absent: nothing of any).
+  (sums, NaN where not known; not read by SFT and SimPO), `dpo_weights` [P], `dpo_divergence` [] (KTO's reference point),
+  `replay_denominator`. SFT reads no rejected answers; `dpo_held` [P] names the pairs without one, which only it can read (absent:
+  none), and `dpo_chosen_target_{ids,logprobs}` [P, Tc, M, K] say what M teachers find likeliest in the places of chosen answers,
+  which it reads with `soft_targets` (log-probs of -inf: nothing; absent: nothing of any).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from torch import Tensor, nn
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig
 from composer_replication.distillation import LiveTeacher, SelfTeacher
 from composer_replication.kernels import one_weight_gradient
-from composer_replication.loss.batch_keys import check_keys, check_padding
+from composer_replication.loss.batch_keys import OF_ALL_PAIRS, check_keys, check_padding
 from composer_replication.loss.channels.common import Result
 from composer_replication.loss.channels.dummy_inputs import with_dummy_inputs
 from composer_replication.loss.channels.hint import divergence_form, hint_channel, hinted_rows
@@ -322,6 +322,8 @@ def _replay_off(batch: Mapping[str, Tensor], options: ReplayConfig) -> str | Non
     keys = [f"dpo_{side}_{what}" for side in sides for what in ("input_ids", "response_mask")]
     if options.has_reference:
         keys += [f"dpo_{side}_ref_logprobs" for side in sides]
+    if options.variant == "kto":
+        keys.append(OF_ALL_PAIRS)
     missing = _missing(batch, *keys)
     if missing is not None:
         return missing

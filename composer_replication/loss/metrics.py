@@ -84,4 +84,6 @@ def _merged(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _count(name: str, part: Mapping[str, float]) -> float:
     """Return the number of tokens or pairs that a mean of this micro-batch is over."""
     channel = name.partition("/")[0]
+    if "/distance/" in name and f"{channel}/known/pairs" in part:  # pairs whose reference is known
+        return part[f"{channel}/known/pairs"]
     return part.get(f"{channel}/tokens", part.get(f"{channel}/pairs", 1.0))

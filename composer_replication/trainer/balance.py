@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from composer_replication.trainer.learning.brake import FALLEN, ChosenDistance
+from composer_replication.trainer.learning.brake import ChosenDistance
 from composer_replication.types.channels import CHANNELS
 
 DWARFED = 10.0
@@ -43,14 +43,15 @@ class ChosenAlarm:
 
     def follow(self, metrics: Mapping[str, float]) -> str | None:
         """Follow a step; one without pairs, or without their distance to the start, says nothing."""
-        distance = self._distance.follow(metrics)
-        if distance is None or self._told:
+        standing = self._distance.follow(metrics)
+        if standing is None or self._told:
             return None
-        self._low = self._low + 1 if distance < FALLEN else 0
+        self._low = self._low + 1 if standing.fallen else 0
         if self._low < 2:
             return None
         self._told = True
+        holds = "loss.replay.anchor" if "replay/accuracy" in metrics else "loss.replay.weight"
         return (
-            f"the chosen answers of pairs are {-distance:.1f} nats less likely than at the start; "
-            "lower optimizer.learning_rate, or loss.replay.weight beside other channels"
+            f"the chosen answers of pairs are {-standing.distance:.1f} nats less likely than at the start; "
+            f"lower optimizer.learning_rate, or raise {holds} so that they hold against the other channels"
         )

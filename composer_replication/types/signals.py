@@ -85,5 +85,9 @@ class Pair:
     ref_chosen_logprob: float | None = None
     """Sum of log-probs of `chosen_ids` under the reference policy; None until computed."""
     ref_rejected_logprob: float | None = None
+    unmatched_ids: tuple[int, ...] = ()
+    """The answer of another pair, to another prompt, by which KTO estimates how far the policy is from its reference; empty where
+    the loss on pairs reads none."""
+    ref_unmatched_logprob: float | None = None
     chosen_targets: tuple[TokenTargets, ...] = ()
     """What teachers say of the tokens of the chosen answer, one entry for each teacher; empty where none was asked."""

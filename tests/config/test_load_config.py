@@ -111,7 +111,7 @@ def test_arms(run_file: Path) -> None:
 
 
 OF_OTHER_FORMS = [
-    ("taid", "beta = 0.5"),
+    ("taid", "beta = 0.2"),
     ("taid", "scale = 'continuous'"),
     ("taid", "token_clip = 0.05"),
     ("top_k_jsd", "token_clip = 0.05"),
@@ -159,7 +159,7 @@ def test_a_field_that_nothing_would_read_is_refused(run_file: Path, section: str
 def test_a_field_that_its_section_reads_is_not_refused(run_file: Path) -> None:
     """Nor one that is not read and has its default, as in every file that `to_toml` writes."""
     given = {
-        "hint": "form = 'entropy_gated'\nentropy_tau = 3\nentropy_k = 4\nbeta = 0.0\nself_teacher = 'ema'\nrate = 0.2",
+        "hint": "form = 'entropy_gated'\nentropy_tau = 3\nentropy_k = 4\nbeta = 0.5\nself_teacher = 'ema'\nrate = 0.2",
         "rlvr": "importance = 'icepop'\nimportance_low = 0.1\nimportance_high = 3",
         "replay": "variant = 'simpo'\nsimpo_beta = 9\nsimpo_gamma = 9\ndpo_beta = 0.1",
     }
@@ -243,7 +243,7 @@ def test_an_arm_that_chooses_another_form_leaves_the_runs_form_behind(run_file: 
     """With what the run set for it; what the arm sets itself has to fit."""
     run_file.write_text(
         run_file.read_text()
-        + "[loss.hint]\nbeta = 0.5\ntoken_clip = 0.05\ntemperature = 2.0\nself_teacher = 'ema'\nrate = 0.5\n"
+        + "[loss.hint]\nbeta = 0.7\ntoken_clip = 0.05\ntemperature = 2.0\nself_teacher = 'ema'\nrate = 0.5\n"
         + "[loss.replay]\nvariant = 'dpo'\ndpo_beta = 9\n[loss.rlvr]\nimportance = 'icepop'\nimportance_low = 0.1\n"
         + "[arms.same]\n[arms.top]\n'loss.hint.form' = 'top_k_jsd'\n'loss.hint.top_k' = 7\n"
         + "[arms.other]\n'loss.hint.form' = 'taid'\n'loss.hint.self_teacher' = 'frozen'\n'loss.replay.variant' = 'simpo'\n"
@@ -253,8 +253,8 @@ def test_an_arm_that_chooses_another_form_leaves_the_runs_form_behind(run_file: 
     config = load_config(run_file)
     same, top, other = (resolve_arm(config, arm).loss for arm in ("same", "top", "other"))
     assert same == config.loss
-    assert (top.hint.form, top.hint.beta, top.hint.token_clip, top.hint.top_k, top.hint.rate) == ("top_k_jsd", 0.5, None, 7, 0.5)
-    assert (other.hint.beta, other.hint.token_clip, other.hint.rate, other.hint.temperature) == (0.0, None, 0.05, 2.0)
+    assert (top.hint.form, top.hint.beta, top.hint.token_clip, top.hint.top_k, top.hint.rate) == ("top_k_jsd", 0.7, None, 7, 0.5)
+    assert (other.hint.beta, other.hint.token_clip, other.hint.rate, other.hint.temperature) == (0.5, None, 0.05, 2.0)
     assert (other.replay.dpo_beta, other.rlvr.importance_low) == (0.1, 0.5)
     with pytest.raises(ConfigError, match=r"arms\.wrong: loss\.hint\.beta = 0\.2 is not read with form = taid"):
         resolve_arm(config, "wrong")
@@ -308,7 +308,7 @@ def test_every_field_says_what_it_is_for() -> None:
     assert {key for key, line in lines.items() if line.required} == {
         "model.path", "teachers[].name", "teachers[].model",
     }  # fmt: skip
-    assert (lines["loss.hint.beta"].kind, lines["loss.hint.beta"].default) == ("number", "0.0")
+    assert (lines["loss.hint.beta"].kind, lines["loss.hint.beta"].default) == ("number", "0.5")
     assert (lines["tasks.held_out"].kind, lines["tasks.held_out"].default) == ("path", "")
     assert lines["loss.replay.variant"].kind == "sft|dpo|dpo_positive|ipo|apo_zero|kto|simpo"
 

@@ -21,7 +21,8 @@ from composer_replication.distillation.preference import (
 )
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
-from composer_replication.loss.channels.replay import Answers, divergence_of_pairs, pair_losses
+from composer_replication.loss.batch_keys import Batch
+from composer_replication.loss.channels.replay import Answers, pair_losses
 from composer_replication.loss.micro_batches import split
 
 Array = NDArray[np.float64]
@@ -97,8 +98,6 @@ def test_kto_s_reference_point_has_no_gradient_and_is_no_less_than_0() -> None:
     kto_losses(alone, r.detach(), BETA, point.detach()).sum().backward()
     assert torch.equal(c.grad, alone.grad)
     assert torch.equal(kto_losses(c, r, BETA, torch.tensor(-3.0)), apo_zero_losses(c, r, BETA))
-    assert divergence_of_pairs(torch.tensor([3.0, 1.0]), torch.tensor([-1.0, 1.0])) == 1.0
-    assert divergence_of_pairs(torch.tensor([-3.0]), torch.tensor([1.0])) == 0.0
 
 
 def test_impossible_options_are_refused() -> None:
@@ -124,6 +123,14 @@ def pairs(new_maker: Any) -> list[Any]:
         replace(pair, confidence=0.25 * (1 + i % 4), ref_chosen_logprob=-9.0 - i, ref_rejected_logprob=-11.0 + i)
         for i, pair in enumerate(made)
     ]
+
+
+POINT = 0.3
+"""KTO's reference point."""
+
+
+def with_point(batch: Batch, variant: str) -> Batch:
+    return batch | ({"dpo_divergence": torch.tensor(POINT, dtype=torch.float64)} if variant == "kto" else {})
 
 
 def of_a_pair(variant: str, c: torch.Tensor, r: torch.Tensor, pair: Any, point: float) -> torch.Tensor:
@@ -153,10 +160,8 @@ def of_whole_logits(model: Any, pairs: list[Any], variant: str, anchor: float) -
             sums.append(sum(scores[start + n - 1, token] for n, token in enumerate(answer)))
         known.append((pair, *sums))
         tokens += pair.confidence * len(pair.chosen_ids)
-    every = [c - p.ref_chosen_logprob for p, c, _ in known] + [r - p.ref_rejected_logprob for p, _, r in known]
-    point = max(0.0, float(sum(every).detach()) / len(every))
     for pair, c, r in known:
-        loss = 0.0 if variant == "sft" else of_a_pair(variant, c, r, pair, point)
+        loss = 0.0 if variant == "sft" else of_a_pair(variant, c, r, pair, POINT)
         total = total + pair.confidence * (loss - (1.0 if variant == "sft" else anchor) * c)
     return total / tokens
 
@@ -168,7 +173,7 @@ def test_the_channel_is_a_mean_over_the_chosen_answers_tokens(
 ) -> None:
     model = new_model(dtype=torch.float64)
     options = loss_of(variant, **({} if variant == "sft" else {"anchor": anchor}))
-    batch = collate([], None, [], pairs, pad_id=0)
+    batch = with_point(collate([], None, [], pairs, pad_id=0), variant)
     made = compose_loss(model, batch, options)
     expected = of_whole_logits(model, pairs, variant, anchor)
     torch.testing.assert_close(made.trace_replay_dpo, expected, rtol=1e-9, atol=1e-9)
@@ -186,9 +191,7 @@ def test_the_channel_is_a_mean_over_the_chosen_answers_tokens(
 def test_micro_batches_add_up(new_model: Any, pairs: list[Any], variant: str) -> None:
     """KTO's reference point is that of all pairs."""
     model, options = new_model(dtype=torch.float64), loss_of(variant)
-    batch = collate([], None, [], pairs, pad_id=0)
-    if variant == "kto":
-        batch["dpo_divergence"] = torch.tensor(0.3, dtype=torch.float64)
+    batch = with_point(collate([], None, [], pairs, pad_id=0), variant)
     whole = compose_loss(model, batch, options).total
     parts = split(batch, 1)
     assert len(parts) == len(pairs)
@@ -221,6 +224,8 @@ def test_a_loss_with_a_reference_is_off_without_one(new_model: Any, new_maker: A
     model = new_model()
     assert compose_loss(model, batch, loss_of("kto")).off["replay"] == "the batch has no dpo_chosen_ref_logprobs"
     assert "replay" not in compose_loss(model, batch, loss_of("simpo")).off
+    known = collate([], None, [], [new_maker(0).pair("p")], pad_id=0)
+    assert compose_loss(model, known, loss_of("kto")).off["replay"] == "the batch has no dpo_divergence"
     one = [Answers(torch.zeros(1), torch.ones(1), None)] * 2
     with pytest.raises(ValueError, match="needs the reference's log-probs"):
         pair_losses(one, loss_of("dpo").replay, torch.ones(1))
@@ -230,7 +235,7 @@ def test_pairs_of_weight_0_have_no_influence_whatever_their_log_probs_are() -> N
     sides = [torch.tensor([-3.0, float("-inf")], requires_grad=True) for _ in range(2)]
     answers = [Answers(side, torch.ones(2), torch.tensor([-3.0, -2.0])) for side in sides]
     for variant in ("sft", *PREFERENCES):
-        losses, _ = pair_losses(answers, loss_of(variant).replay, torch.tensor([1.0, 0.0]))
+        losses, _ = pair_losses(answers, loss_of(variant).replay, torch.tensor([1.0, 0.0]), torch.tensor(POINT))
         (gradient,) = torch.autograd.grad(losses.sum(), sides[0])
         assert torch.isfinite(gradient).all(), variant
         assert gradient[1] == 0.0

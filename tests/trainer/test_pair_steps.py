@@ -11,13 +11,19 @@ import pytest
 import torch
 
 from composer_replication.config import load_config
+from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
-from composer_replication.loss.batch_keys import Batch
+from composer_replication.loss.batch_keys import UNMATCHED_KEYS, Batch
 from composer_replication.loss.forward.models import load_policy
+from composer_replication.loss.metrics import merge_metrics
+from composer_replication.loss.micro_batches import split
 from composer_replication.recipes.limits import refuse
 from composer_replication.trainer.learning.brake import ReplayBrake
 from composer_replication.trainer.learning.controls import Controls
 from composer_replication.trainer.learning.learner import Learner
+from composer_replication.trainer.learning.reference import with_unmatched
+from composer_replication.trainer.learning.scores import kto_divergence
+from composer_replication.trainer.pairs.reattempts import Reattempts
 from composer_replication.types import Pair, StopReason, Trajectory, Turn
 from composer_replication.types.errors import ConfigError
 
@@ -30,7 +36,7 @@ ALIKE = [
 
 
 def step(distance: float, pairs: float = 8.0) -> dict[str, float]:
-    return {"replay/chosen/distance/mean": distance, "replay/pairs": pairs}
+    return {"replay/chosen/distance/mean": distance, "replay/known/pairs": pairs, "replay/chosen/tokens/mean": 20.0}
 
 
 def test_the_brake_acts_when_chosen_answers_have_fallen_twice_and_lets_go_above_the_start() -> None:
@@ -54,6 +60,16 @@ def test_the_brake_waits_for_16_pairs_and_for_steps_with_pairs() -> None:
     for _ in range(100):
         brake.follow(step(-9.0))
     assert brake.share == 1 / 64, "never off, or nothing could let it go"
+
+
+def test_a_long_answer_may_move_further_before_the_brake_acts() -> None:
+    shares = []
+    for tokens in (500.0, 30.0):
+        brake = ReplayBrake()
+        for _ in range(2):
+            brake.follow(step(-2.0) | {"replay/chosen/tokens/mean": tokens, "replay/known/pairs": 16.0})
+        shares.append(brake.share)
+    assert shares == [1.0, 0.5], "2 nats are .004 of a long answer's token, and .07 of a short one's"
 
 
 def test_the_brake_goes_on_where_it_was() -> None:
@@ -163,11 +179,65 @@ def test_kto_s_reference_point_is_that_of_all_micro_batches(run_file: Path) -> N
         words = ["--loss.replay.variant", "kto", "--optimizer.micro_batch_tokens", tokens, "--optimizer.learning_rate", "1e-2"]
         trained = learner(run_file, *words)
         data = batch(trained)
+        assert data.keys() >= set(UNMATCHED_KEYS)
         for _ in range(3):
             trained.update(data)
         weights.append(trained.weights())
     for name, value in weights[0].items():
         torch.testing.assert_close(value, weights[1][name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_kto_s_reference_point_is_the_divergence_on_answers_to_other_prompts(run_file: Path) -> None:
+    trained = learner(run_file, "--loss.replay.variant", "kto")
+    pairs = trained.with_reference_logprobs(ALIKE)
+    followers = [*ALIKE[1:], ALIKE[0]]
+    assert [one.unmatched_ids for one in pairs[0::2]] == [one.chosen_ids for one in followers[0::2]]
+    assert [one.unmatched_ids for one in pairs[1::2]] == [one.rejected_ids for one in followers[1::2]]
+    with torch.no_grad():
+        for weight in trained.policy.parameters():
+            weight += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    found = collate([], None, [], pairs, pad_id=0)
+    unmatched = {key: found[key] for key in UNMATCHED_KEYS}
+    distances = []
+    for pair in pairs:
+        ids = torch.tensor([[*pair.prompt_ids, *pair.unmatched_ids]])
+        scores = trained.policy(ids).logits[0].detach().double().log_softmax(-1)
+        start = len(pair.prompt_ids)
+        now = sum(float(scores[start + n - 1, token]) for n, token in enumerate(pair.unmatched_ids))
+        assert pair.ref_unmatched_logprob is not None
+        distances.append(now - pair.ref_unmatched_logprob)
+    expected = sum(distances) / len(distances)
+    found_divergence = [kto_divergence(trained.policy, unmatched, tokens, torch.device("cpu")).item() for tokens in (8, 10_000)]
+    assert found_divergence == pytest.approx([max(0.0, expected)] * 2, abs=1e-5)
+    unmatched["dpo_unmatched_ref_logprobs"] -= 9.0  # the same answers, and a reference that finds them less likely
+    assert kto_divergence(trained.policy, unmatched, 10_000, torch.device("cpu")).item() == pytest.approx(
+        expected + 9.0, abs=1e-5
+    )
+
+
+def test_the_alarm_on_chosen_answers_hears_of_the_pairs_beside_reattempts(run_file: Path) -> None:
+    trained = learner(run_file)
+    known = trained.with_reference_logprobs(ALIKE[:1])
+    new = replace(ALIKE[1], chosen_ids=(50, 51))
+    step = Reattempts(pairs=[new]).beside(known)
+    assert step == [*known, new]
+    data, options = collate([], None, [], step, pad_id=0), trained.config.loss
+    made = compose_loss(trained.policy, data, options).metrics
+    alone = compose_loss(trained.policy, collate([], None, [], known, pad_id=0), options).metrics
+    assert made["replay/chosen/distance/mean"] == pytest.approx(alone["replay/chosen/distance/mean"], abs=1e-5)
+    assert (made["replay/pairs"], made["replay/known/pairs"], made["replay/chosen/tokens/mean"]) == (2.0, 1.0, 3.5)
+    parts = [compose_loss(trained.policy, part, options).metrics for part in split(data, 1)]
+    assert len(parts) == 2
+    assert merge_metrics(parts)["replay/chosen/distance/mean"] == pytest.approx(made["replay/chosen/distance/mean"], abs=1e-5)
+    compares = learner(run_file, "--loss.replay.variant", "dpo").config.loss
+    with pytest.raises(ValueError, match="of both answers of every pair"):
+        compose_loss(trained.policy, data, compares)
+
+
+def test_pairs_of_one_prompt_have_no_unmatched_answers_and_a_reference_point_of_0(run_file: Path) -> None:
+    alike = [replace(pair, prompt_ids=(5, 6)) for pair in ALIKE]
+    assert [pair.unmatched_ids for pair in with_unmatched(alike)] == [()] * len(ALIKE)
+    assert kto_divergence(learner(run_file).policy, {}, 8, torch.device("cpu")) == 0.0
 
 
 OWN = ["--loss.replay.learning_rate", "1e-4", "--optimizer.learning_rate", "1e-2"]

@@ -24,8 +24,8 @@ from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.pairs.reattempts import Reattempts, failures_with_hints, pairs_of_reattempts
-from composer_replication.types import Group, HintedTurn, Message, Pair, StopReason, Trajectory, Unscored
+from composer_replication.trainer.pairs.reattempts import failures_with_hints, pairs_of_reattempts
+from composer_replication.types import Group, HintedTurn, Message, StopReason, Trajectory, Unscored
 from composer_replication.types.errors import ConfigError
 
 SEARCH = call("search", pattern="NotImplementedError")
@@ -155,15 +155,6 @@ def test_only_graded_failures_with_a_hint_are_tried_again(task: Task, renderer: 
     turns = [replace(hinted(renderer, failed, turn), trajectory_id=name) for name in "abcd" for turn in (2, 1)]
     held = replace(turns[0], trajectory_id="e", teacher_start=turns[0].student_start)
     assert [(one.trajectory_id, turn.turn) for one, turn in failures_with_hints([group], [*turns, held])] == [("a", 1), ("d", 1)]
-
-
-def test_pairs_beside_reattempts_give_up_their_reference() -> None:
-    known = Pair(
-        pair_id="p", prompt_ids=(1,), chosen_ids=(2,), rejected_ids=(3,), ref_chosen_logprob=-1.0, ref_rejected_logprob=-2.0
-    )
-    new = replace(known, pair_id="n", ref_chosen_logprob=None, ref_rejected_logprob=None)
-    assert Reattempts().beside([known]) == [known]
-    assert Reattempts(pairs=[new]).beside([known]) == [replace(new, pair_id="p"), new]
 
 
 def test_reattempts_without_hints_are_refused(run_file: Path) -> None:

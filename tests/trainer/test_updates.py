@@ -225,11 +225,14 @@ def test_chosen_answers_that_fall_twice_in_a_row_are_told_of_once():
     distances = [-0.6, 0.1, -0.6, None, -0.7, -0.9, -1.0]
     told = [alarm.follow({} if one is None else pairs_of_step(one)) for one in distances]
     assert [text is not None for text in told] == [False, False, False, False, True, False, False]
-    assert "0.7 nats less likely than at the start" in str(told[4])
+    assert "0.7 nats less likely than at the start; lower optimizer.learning_rate, or raise loss.replay.weight" in str(told[4])
+    compares = ChosenAlarm()
+    (_, text) = (compares.follow(pairs_of_step(-2.0) | {"replay/accuracy": 1.0}) for _ in range(2))
+    assert "raise loss.replay.anchor" in str(text), "of a loss that compares, the anchor alone raises them"
 
 
 def pairs_of_step(distance: float, pairs: float = 16.0) -> dict[str, float]:
-    return {"replay/chosen/distance/mean": distance, "replay/pairs": pairs}
+    return {"replay/chosen/distance/mean": distance, "replay/known/pairs": pairs, "replay/chosen/tokens/mean": 20.0}
 
 
 def test_few_pairs_are_no_reason_for_an_alarm() -> None:

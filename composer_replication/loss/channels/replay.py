@@ -34,13 +34,13 @@ class Answers(NamedTuple):
     tokens: Tensor
     """[P]: their number, at least 1."""
     reference: Tensor | None
-    """[P]: the reference's `logprobs`, where they are known."""
+    """[P]: the reference's `logprobs`, where they are known: NaN for a pair of which they are not."""
 
     @property
     def distances(self) -> Tensor:
         """[P]: how much more likely they are than under the reference, in nats."""
-        if self.reference is None:
-            raise ValueError("the loss on pairs needs the reference's log-probs of both answers")
+        if self.reference is None or bool(torch.isnan(self.reference).any()):
+            raise ValueError("the loss on pairs needs the reference's log-probs of both answers of every pair")
         return self.logprobs - self.reference
 
     @property
@@ -88,10 +88,14 @@ def replay_channel(sides: Sequence[Forward], batch: Mapping[str, Tensor], option
         metrics["replay/teacher_kl/mean"] = soft.mean
     if pairs == 0:
         return Result(value, metrics, pull)
+    metrics["replay/chosen/tokens/mean"] = answers[0].tokens[~held].float().mean().item()
     for side, found in zip(_SIDES, answers, strict=False):
         metrics[f"replay/{side}/logprob/mean"] = found.averages.detach()[~held].mean().item()
         if found.reference is not None:
-            metrics[f"replay/{side}/distance/mean"] = found.distances.detach()[~held].mean().item()
+            distances = (found.logprobs.detach() - found.reference)[~held]
+            known = distances[~torch.isnan(distances)]
+            metrics |= {"replay/known/pairs": float(len(known))}
+            metrics |= {f"replay/{side}/distance/mean": known.mean().item()} if len(known) else {}
     if margins is not None:
         metrics["replay/accuracy"] = (margins > 0).float().mean().item()
         metrics["replay/margin/mean"] = margins.mean().item()
@@ -105,10 +109,10 @@ def pair_losses(
     no margins where the rejected answers do not count. Pairs of weight 0 have no influence, whatever their log-probs are.
 
     Args:
-        divergence: [], KTO's reference point; None takes it from these pairs.
+        divergence: [], KTO's reference point, at least 0.
 
     Raises:
-        ValueError: the loss needs a reference, and there is none.
+        ValueError: the loss needs a reference or a reference point, and there is none.
     """
     (likelihood,) = that_count(weights, answers[0].logprobs)
     if not options.compares:
@@ -137,13 +141,9 @@ def _with_reference(
         return ipo_losses(chosen / answers[0].tokens, rejected / answers[1].tokens, beta)
     if options.variant == "apo_zero":
         return apo_zero_losses(chosen, rejected, beta)
-    return kto_losses(chosen, rejected, beta, divergence_of_pairs(chosen, rejected) if divergence is None else divergence)
-
-
-def divergence_of_pairs(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """Return KTO's reference point [] for distances [P] of both answers: their mean, at least 0. A crude estimate of
-    KL(policy || reference) on answers that the policy has not sampled, as in the KTO paper's section 4.2."""
-    return torch.cat([chosen, rejected]).detach().mean().clamp(min=0.0)
+    if divergence is None:
+        raise ValueError("KTO needs a reference point (`dpo_divergence`)")
+    return kto_losses(chosen, rejected, beta, divergence)
 
 
 class _Chosen(NamedTuple):

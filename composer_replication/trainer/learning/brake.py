@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-FALLEN = -0.5
-"""Mean distance of the chosen answers to the starting policy, in nats, below which they have fallen."""
+_FALLEN, _FALLEN_A_TOKEN = 0.5, 0.015
+"""Nats by which chosen answers are less likely than under the starting policy when they have fallen, in the mean: of an answer,
+and of a token where that is more, as the log-prob of a long answer moves more."""
 _PAIRS = 16
 """Pairs that a mean is over, of the last steps."""
 _TWICE = 2
@@ -15,23 +16,25 @@ _LEAST = 1 / 64
 
 
 class ChosenDistance:
-    """The mean distance of the last pairs' chosen answers to the starting policy, in nats: few pairs say little."""
+    """How the last pairs' chosen answers stand to the starting policy: few pairs say little."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[float, float]] = deque()
-        """Pairs of the last steps, and the mean distance of their chosen answers."""
+        self._recent: deque[tuple[float, float, float]] = deque()
+        """Of each of the last steps: pairs, the mean distance of their chosen answers in nats, and the mean number of tokens."""
 
-    def follow(self, metrics: Mapping[str, float]) -> float | None:
-        """Follow a step and return the mean over the last `_PAIRS` pairs or a few more; None for a step that says nothing, and
+    def follow(self, metrics: Mapping[str, float]) -> Standing | None:
+        """Follow a step and return what holds for the last `_PAIRS` pairs or a few more; None for a step that says nothing, and
         until there are so many."""
-        distance, pairs = metrics.get("replay/chosen/distance/mean"), metrics.get("replay/pairs", 0.0)
+        distance, pairs = metrics.get("replay/chosen/distance/mean"), metrics.get("replay/known/pairs", 0.0)
         if distance is None or pairs == 0:
             return None
-        self._recent.append((pairs, distance))
-        while sum(count for count, _ in self._recent) - self._recent[0][0] >= _PAIRS:
+        self._recent.append((pairs, distance, metrics["replay/chosen/tokens/mean"]))
+        while sum(count for count, *_ in self._recent) - self._recent[0][0] >= _PAIRS:
             self._recent.popleft()
-        known = sum(count for count, _ in self._recent)
-        return None if known < _PAIRS else sum(count * value for count, value in self._recent) / known
+        known = sum(count for count, *_ in self._recent)
+        if known < _PAIRS:
+            return None
+        return Standing(*(sum(one[0] * one[at] for one in self._recent) / known for at in (1, 2)))
 
     def state_dict(self) -> list[list[float]]:
         """Return what a resumed run needs."""
@@ -39,7 +42,20 @@ class ChosenDistance:
 
     def load_state_dict(self, state: Sequence[Sequence[float]]) -> None:
         """Restore what `state_dict` returned."""
-        self._recent = deque((count, value) for count, value in state)
+        self._recent = deque((count, distance, tokens) for count, distance, tokens in state)
+
+
+class Standing(NamedTuple):
+    """How chosen answers stand to the starting policy, in the mean."""
+
+    distance: float
+    """Nats by which they are more likely."""
+    tokens: float
+
+    @property
+    def fallen(self) -> bool:
+        """Whether they are clearly less likely."""
+        return self.distance < -max(_FALLEN, _FALLEN_A_TOKEN * self.tokens)
 
 
 class ReplayBrake:
@@ -60,13 +76,13 @@ class ReplayBrake:
 
     def follow(self, metrics: Mapping[str, float]) -> None:
         """Follow a step with pairs; one without says nothing."""
-        mean = self._distance.follow(metrics)
-        if mean is None:
+        standing = self._distance.follow(metrics)
+        if standing is None:
             return
-        self._low = self._low + 1 if mean < FALLEN else 0
+        self._low = self._low + 1 if standing.fallen else 0
         if self._low >= _TWICE:
             self.share, self._low = max(_LEAST, self.share / 2), 0
-        elif mean > 0.0:
+        elif standing.distance > 0.0:
             self.share = min(1.0, self.share * 2)
 
     def state_dict(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from composer_replication.config import LossConfig, RunConfig
 from composer_replication.distillation import SelfTeacher, make_self_teacher
 from composer_replication.loss import compose_loss
-from composer_replication.loss.batch_keys import Batch
+from composer_replication.loss.batch_keys import OF_ALL_PAIRS, UNMATCHED_KEYS, Batch
 from composer_replication.loss.forward import (
     LogprobCache,
     checkpointing_options,
@@ -50,7 +50,7 @@ from composer_replication.trainer.learning.controls import Controls
 from composer_replication.trainer.learning.followers import TIMEOUT, Followers, on_all_ranks, on_all_ranks_if_sharded
 from composer_replication.trainer.learning.gradient import clip_gradient
 from composer_replication.trainer.learning.memory import forget_peak, give_memory_back, peak_gib, saying_what_to_lower
-from composer_replication.trainer.learning.reference import PolicyScorer
+from composer_replication.trainer.learning.reference import PolicyScorer, with_unmatched
 from composer_replication.trainer.learning.results import MicroBatch, StepResult, merged
 from composer_replication.trainer.learning.scheduled import ScheduledOptimizer
 from composer_replication.trainer.learning.scores import (
@@ -152,9 +152,10 @@ class Learner:
         taught = without_idle_rows(batch, loss.rlvr)
         taught |= {"router_share": torch.ones(())} if router_balance(self.model) > 0 else {}
         with saying_what_to_lower(f"learning in step {self.version + 1}", self.config):
+            unmatched = {key: taught.pop(key) for key in UNMATCHED_KEYS if key in taught}
             if loss.replay.variant == "kto" and loss.replay.weight > 0 and "dpo_weights" in taught:
                 budget = self.config.optimizer.micro_batch_tokens
-                taught["dpo_divergence"] = kto_divergence(self.policy, taught, budget, self.accelerator.device)
+                taught[OF_ALL_PAIRS] = kto_divergence(self.policy, unmatched, budget, self.accelerator.device)
             measured = time.monotonic()
             watched = self._watched(taught, loss)
             began += time.monotonic() - measured  # what is measured on the way is no part of the update
@@ -256,7 +257,8 @@ class Learner:
     @on_all_ranks_if_sharded
     def with_reference_logprobs(self, pairs: Sequence[Pair]) -> list[Pair]:
         """Score as `PolicyScorer.with_reference_logprobs`."""
-        return PolicyScorer(self.policy, self.pair_logprobs).with_reference_logprobs(pairs)
+        given = with_unmatched(pairs) if self.config.loss.replay.variant == "kto" else pairs
+        return PolicyScorer(self.policy, self.pair_logprobs).with_reference_logprobs(given)
 
     @on_all_ranks_if_sharded
     def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:

@@ -31,7 +31,7 @@ class PolicyScorer:
     """Log-probs of the answers of pairs, which are not computed again."""
 
     def with_reference_logprobs(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the pairs with both sides' summed log-probs, 0 for a missing one: the policy becomes their reference.
+        """Return the pairs with the summed log-probs of their answers, 0 for a missing one: the policy becomes their reference.
 
         Raises ModelError when the device runs out of memory.
         """
@@ -41,6 +41,7 @@ class PolicyScorer:
                 pair,
                 ref_chosen_logprob=_score(self.model, policy, pair.prompt_ids, pair.chosen_ids, self.cache),
                 ref_rejected_logprob=_score(self.model, policy, pair.prompt_ids, pair.rejected_ids, self.cache),
+                ref_unmatched_logprob=_score(self.model, policy, pair.prompt_ids, pair.unmatched_ids, self.cache),
             )
             for pair in pairs
         ]
@@ -48,6 +49,18 @@ class PolicyScorer:
     def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
         """Return the mean entropy in nats of each turn's action, by trajectory id."""
         return action_entropies(self.model, trajectories)
+
+
+def with_unmatched(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs, each with the chosen or the rejected answer, in turns, of the next one that has another prompt: what KTO
+    estimates its reference point on. Without any other prompt there is no such answer."""
+    found = []
+    for number, pair in enumerate(pairs):
+        others = (pairs[(number + ahead) % len(pairs)] for ahead in range(1, len(pairs)))
+        other = next((one for one in others if one.prompt_ids != pair.prompt_ids and one.rejected_ids), None)
+        answer = () if other is None else (other.chosen_ids, other.rejected_ids)[number % 2]
+        found.append(replace(pair, unmatched_ids=answer))
+    return found
 
 
 def _score(model: nn.Module, policy: str, prompt: tuple[int, ...], continuation: tuple[int, ...], cache: LogprobCache) -> float:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from composer_replication.distillation import SelfTeacher
 from composer_replication.loss.batch import collate
 from composer_replication.loss.batch_keys import Batch
-from composer_replication.loss.channels.replay import divergence_of_pairs
 from composer_replication.loss.forward import LogprobCache, evaluating, in_lockstep, sequence_logprobs
 from composer_replication.loss.micro_batches import passes
 from composer_replication.policy_gradient import kl_k1_penalty
@@ -64,18 +63,23 @@ def kl_to_reference(
     return found
 
 
-def kto_divergence(policy: nn.Module, batch: Batch, tokens: int, device: torch.device) -> Tensor:
-    """Return KTO's reference point [] of a batch's pairs under the present policy, read in passes of at most so many `tokens`."""
-    chosen, rejected = (
-        _answers(policy, batch, side, tokens, device) - batch[f"dpo_{side}_ref_logprobs"].cpu() for side in ("chosen", "rejected")
-    )
-    return divergence_of_pairs(chosen, rejected)
+def kto_divergence(policy: nn.Module, unmatched: Batch, tokens: int, device: torch.device) -> Tensor:
+    """Return KTO's reference point []: how much likelier answers are after prompts that they do not belong to than under the
+    reference, in the mean and at least 0 (arXiv:2402.01306, section 4.2).
+
+    Args:
+        unmatched: a step's `UNMATCHED_KEYS`; empty where all of its pairs have one prompt, for a reference point of 0.
+        tokens: passes read so many at most.
+    """
+    if not unmatched:
+        return torch.zeros(())
+    distances = _answers(policy, unmatched, "unmatched", tokens, device) - unmatched["dpo_unmatched_ref_logprobs"].cpu()
+    return distances.mean().clamp(min=0.0)
 
 
 def rejected_likelihoods(policy: nn.Module, batch: Batch, tokens: int, device: torch.device) -> dict[str, float]:
     """Return how likely a batch's rejected answers are under the present policy, and how far that is from the start where the
-    batch knows it: metrics of a loss that does not read them. Turns that are held have none. Arguments are those of
-    `kto_divergence`."""
+    batch knows it: metrics of a loss that does not read them. Turns that are held have none. `tokens` as in `kto_divergence`."""
     lengths = batch["dpo_rejected_response_mask"].sum(-1).cpu()
     rejected = lengths > 0
     if not bool(rejected.any()):
@@ -84,7 +88,9 @@ def rejected_likelihoods(policy: nn.Module, batch: Batch, tokens: int, device: t
     sums = _answers(policy, some, "rejected", tokens, device)
     found = {"replay/rejected/logprob/mean": (sums / lengths[rejected]).mean().item()}
     if "dpo_rejected_ref_logprobs" in some:
-        found["replay/rejected/distance/mean"] = (sums - some["dpo_rejected_ref_logprobs"].cpu()).mean().item()
+        distances = sums - some["dpo_rejected_ref_logprobs"].cpu()
+        known = distances[~torch.isnan(distances)]
+        found |= {"replay/rejected/distance/mean": known.mean().item()} if len(known) else {}
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from composer_replication.config import RunConfig
 from composer_replication.rollouts.reattempt import AGAIN
@@ -28,11 +28,8 @@ class Reattempts:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def beside(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return a step's pairs with those of the re-attempts. A policy that has moved gives them no reference log-probs, and a
-        batch has them for all of its pairs or for none."""
-        if not self.pairs:
-            return list(pairs)
-        return [*(replace(pair, ref_chosen_logprob=None, ref_rejected_logprob=None) for pair in pairs), *self.pairs]
+        """Return a step's pairs with those of the re-attempts, to which a policy that has moved gives no reference log-probs."""
+        return [*pairs, *self.pairs]
 
 
 async def reattempt(
