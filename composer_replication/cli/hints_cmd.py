@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from rich import box
 from rich.table import Table
 
@@ -18,10 +19,9 @@ from composer_replication.cli.support.options import shortened
 from composer_replication.cli.support.transcripts import Batch, read_transcripts
 from composer_replication.config import HintConfig, load_teachers
 from composer_replication.hints import (
-    DEFAULT_GENERATORS,
+    Ask,
     Detector,
     HintContext,
-    HintGenerator,
     JudgeRule,
     LintChanged,
     StyleRules,
@@ -31,6 +31,7 @@ from composer_replication.hints import (
     load_rules,
 )
 from composer_replication.hints import explain as explain_one
+from composer_replication.hints.generators import ASKING
 from composer_replication.observe.console import Console, echo
 from composer_replication.observe.files import storage_errors
 from composer_replication.teachers import Ledger, Teacher
@@ -59,29 +60,26 @@ def explain(
     ] = None,
     ledger: Annotated[Path, typer.Option(help="What the teacher has answered, and what it cost.")] = Path("hints-ledger.sqlite"),
     max_usd: Annotated[float, typer.Option(min=0.0, help="Cap on everything the ledger has paid or holds.")] = 0.0,
-    per_trajectory: Annotated[int, typer.Option(min=1, help="Most hints of one trajectory, earliest error turns first.")] = 1,
+    per_trajectory: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most hints of one trajectory, earliest error turns first; as many as the run gave by default."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show what every detector finds, which hint would be given at that turn, and why when there is none.
 
-    A run trains only on what the detectors of its `loss.hint.detectors` find; other logs are read as a run would by default. What
-    the other detectors find is shown too, and marked. Hints that a run recorded are shown as they were given. The project's
-    documentation is not available here, so it is not quoted again.
+    A run is read by each arm's own `loss.hint`: it trains only on what those detectors find and those generators write. Other
+    logs are read as a run would by default, with siblings and consensus. What the other detectors find is shown too, and marked.
+    Hints that a run recorded are shown as they were given. The project's documentation is not available here, so it is not
+    quoted again, and the policy is not asked.
     """
-    names = _detectors_of(traces)
-    detectors = [*detectors_named(names)]
-    others = [one for name, one in all_detectors().items() if name not in names and not one.needs & {"subprocess", "judge"}]
-    if lint:
-        detectors.append(LintChanged())
     asked: Counter[Answered] = Counter()
     ask = None if teachers is None else ask_teacher(Teacher.of(load_teachers(teachers)[0]), ledger, max_usd, asked)
     asks = {} if ask is None else {"judge": ask}
     style = StyleRules(load_rules(rules) if rules is not None else (), ask)
-    if style.rules:
-        detectors.append(style)
-    generators = generators_named([*DEFAULT_GENERATORS, "sibling", "consensus", *asks], asks)
-    batches = read_transcripts(traces)
-    explained = [one for batch in batches for one in _explain(batch, detectors, others, generators, per_trajectory)]
+    more = [*([LintChanged()] if lint else []), *([style] if style.rules else [])]
+    settings = _Settings(traces, more, asks, per_trajectory)
+    explained = [one for batch in read_transcripts(traces) for one in settings.explain(batch)]
     if not explained:
         raise TraceError(f"no transcripts in {traces}", fix="name a run that has rolled out something, or traces")
     if as_json:
@@ -118,40 +116,59 @@ def _print_asked(asked: Counter[Answered], style: StyleRules, ledger: Path, max_
         raise typer.Exit(TeacherError.exit_code)
 
 
-def _detectors_of(traces: Path) -> Sequence[str]:
-    """Return the names of the detectors that a run trained on; of anything else those that runs use by default.
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """How transcripts are read."""
+
+    traces: Path
+    more: Sequence[Detector]
+    """Detectors that the command was asked for."""
+    asks: Mapping[str, Ask]
+    most: int | None
+    """Hints of a trajectory at most; None for what the arm says."""
+
+    def explain(self, batch: Batch) -> Iterator[_Explained]:
+        """Yield what every detector finds in the transcripts of a batch, with a hint or the reason why there is none."""
+        hint = _hints_of(self.traces, batch.arm)
+        names = hint.detectors
+        detectors = [*detectors_named(names), *self.more]
+        others = [one for name, one in all_detectors().items() if name not in names and not one.needs & {"subprocess", "judge"}]
+        wanted = hint.generators if batch.arm else (*hint.generators, "sibling", "consensus", *self.asks)
+        generators = generators_named([name for name in wanted if name not in ASKING or name in self.asks], self.asks)
+        most = self.most or hint.per_trajectory
+        for one in batch.transcripts:
+            siblings = tuple(s for s in batch.transcripts if one.task_id and s.task_id == one.task_id and s.reward == 1.0)
+            context = HintContext(tools=one.tools, siblings=siblings, consensus=batch.consensus, demo=hint.demo)
+            said = explain_one(one, context, max_hints=most, detectors=detectors, generators=generators)
+            recorded = [(f, batch.hints.get((h.trajectory_id, h.turn, h.kind), h)) for f, h in said]
+            unused = explain_one(one, context, max_hints=max(1, len(one.turns)), detectors=others, generators=generators)
+            marked = [(f, h if h.dropped is not None else replace(h, dropped=UNUSED)) for f, h in unused]
+            yield batch.name, one, sorted([*recorded, *marked], key=lambda pair: pair[0].turn)
+
+
+_READ_HERE = ("detectors", "generators", "per_trajectory", "demo")
+"""Fields of `loss.hint` that decide which hints there are."""
+
+
+def _hints_of(traces: Path, arm: str) -> HintConfig:
+    """Return what an arm of a run says of its hints; of anything else what runs use by default.
 
     Raises:
         StorageError: the run's configuration cannot be read.
     """
-    standard = HintConfig().detectors
     written = traces / "config.toml"
-    if not written.is_file():
-        return standard
+    if not arm or not written.is_file():
+        return HintConfig()
     with storage_errors(written, "read"):
         text = written.read_text("utf-8")
     try:
-        hint = tomllib.loads(text).get("loss", {}).get("hint", {})
-    except tomllib.TOMLDecodeError as error:
+        data = tomllib.loads(text)
+        said = data.get("loss", {}).get("hint", {})
+        own = {key.removeprefix("loss.hint."): value for key, value in data.get("arms", {}).get(arm, {}).items()}
+        merged = {**said, **own}
+        return HintConfig.model_validate({name: merged[name] for name in _READ_HERE if name in merged})
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
         raise StorageError(f"{written} is damaged: {error}", fix="copy the file from where the run was made") from error
-    return tuple(hint.get("detectors", standard))
-
-
-def _explain(
-    batch: Batch,
-    detectors: Sequence[Detector],
-    others: Sequence[Detector],
-    generators: Sequence[HintGenerator],
-    most: int,
-) -> Iterator[_Explained]:
-    for one in batch.transcripts:
-        siblings = tuple(s for s in batch.transcripts if one.task_id and s.task_id == one.task_id and s.reward == 1.0)
-        context = HintContext(tools=one.tools, siblings=siblings, consensus=batch.consensus)
-        said = explain_one(one, context, max_hints=most, detectors=detectors, generators=generators)
-        recorded = [(f, batch.hints.get((h.trajectory_id, h.turn, h.kind), h)) for f, h in said]
-        unused = explain_one(one, context, max_hints=max(1, len(one.turns)), detectors=others, generators=generators)
-        marked = [(f, h if h.dropped is not None else replace(h, dropped=UNUSED)) for f, h in unused]
-        yield batch.name, one, sorted([*recorded, *marked], key=lambda pair: pair[0].turn)
 
 
 def _as_json(batch: str, one: Transcript, said: list[tuple[Finding, Hint]]) -> dict[str, Any]:

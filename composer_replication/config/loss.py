@@ -212,8 +212,9 @@ class HintConfig(Section):
     over turns (`turn`), which weighs a token more by the tokens of a turn."""
     span: HintSpan = "turn"
     """Put each hint before the turn that went wrong and compare that turn (`turn`), or put all hints of a trajectory after its
-    prompt and compare all of its turns (`trajectory`), as SDPO does with whole responses; then raise per_trajectory to give the
-    self-teacher the whole feedback. `trajectory` compares many more tokens, of turns that were right too."""
+    prompt and compare all of its turns (`trajectory`), as SDPO does with whole responses; then raise per_trajectory and name the
+    generator `feedback`, to give the self-teacher all that the environment said. `trajectory` compares many more tokens, of turns
+    that were right too."""
     detectors: tuple[str, ...] = (
         *("unknown_tool", "malformed_call", "invalid_arguments", "edit_not_applied", "path_not_found", "permission"),
         *("failed_run", "failed_grade", "repeated_action", "malformed_markup", "no_tool_call", "cut_off"),
@@ -222,9 +223,9 @@ class HintConfig(Section):
     defaults repeat what the environment itself reported, or find that a turn has no call that could be carried out. Installed
     packages may add detectors."""
     generators: tuple[str, ...] = ("documentation", "template", "environment")
-    """Name the hint writers; the first that has something to say writes the hint. `sibling` describes what a passing attempt did
-    at the same point; `judge` asks the first of [[teachers]], within loss.replay.max_total_usd, and `policy` the policy itself,
-    which samples up to 160 tokens for each hint."""
+    """Name the hint writers; the first that has something to say writes the hint. `feedback` gives all that the environment
+    answered; `sibling` describes what a passing attempt did at the same point; `judge` asks the first of [[teachers]], within
+    loss.replay.max_total_usd, and `policy` the policy itself, which samples up to 160 tokens for each hint."""
     demo: bool = False
     """Let `sibling` show the action itself, not only what it was applied to. The deleted code is never shown."""
     useful_only: bool = False

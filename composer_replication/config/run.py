@@ -155,8 +155,9 @@ class RunConfig(Section):
     checkpoint_every: Positive = 10
     """Save a checkpoint every this many steps; the newest two are kept."""
     strict: bool = False
-    """End with an error (exit code 8), after the report is written, when an arm learnt nothing, when its pass@1 on held-out tasks
-    fell beyond the interval, or when a channel with a weight above 0 never trained. Turn it on for runs that nobody watches."""
+    """End with an error (exit code 8), after the report is written, when an arm learnt nothing, when nothing held out tells what
+    it learnt, when its pass@1 on held-out tasks fell beyond the interval, or when a channel with a weight above 0 never trained.
+    Turn it on for runs that nobody watches."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Give torch this many CPU threads; 0 keeps torch's default. With 1 a resumed run is bit-identical to an uninterrupted
     one."""

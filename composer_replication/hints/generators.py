@@ -52,11 +52,35 @@ class EnvironmentErrorHint:
         return f"Hint: the result was:\n{said}" if said else None
 
 
+_MOST_OF_FEEDBACK = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackHint:
+    """A hint for any finding with an observation: all that the environment answered, without its middle where it is longer than
+    4,000 characters. SDPO (arXiv:2601.20802) gives the self-teacher such feedback."""
+
+    source: str = "feedback"
+
+    def generate(self, finding: Finding, _trajectory: Transcript, _context: HintContext, /) -> str | None:
+        text = _ANSI.sub("", str(finding.evidence.get("observation", ""))).strip()
+        if len(text) > _MOST_OF_FEEDBACK:
+            half = _MOST_OF_FEEDBACK // 2
+            text = f"{text[:half]}\n[{len(text) - 2 * half:,} characters left out]\n{text[-half:]}"
+        return f"Hint: the result was:\n{text}" if text else None
+
+
 def _error_lines(finding: Finding, *, max_lines: int, max_chars: int) -> str:
     text = _ANSI.sub("", str(finding.evidence.get("observation", "")))
     lines = [line.strip() for line in text.splitlines() if line.strip().strip("=-_ ")]
     kept = (_with_details(lines, max_lines - 1) or lines)[-max_lines:]
-    return "\n".join(kept)[-max_chars:]
+    shown: list[str] = []
+    for line in reversed(kept):  # whole lines: the name of an error stands at the head of its line
+        short = line if len(line) <= max_chars else f"{line[: max_chars - 3]}..."
+        if shown and sum(map(len, shown)) + len(short) > max_chars:
+            break
+        shown.insert(0, short)
+    return "\n".join(shown)
 
 
 def _with_details(lines: Sequence[str], most: int) -> list[str]:
@@ -153,6 +177,7 @@ BUILTIN_GENERATORS: Mapping[str, HintGenerator] = MappingProxyType(
         "documentation": DocumentationHint(),
         "template": TemplateHint(),
         "environment": EnvironmentErrorHint(),
+        "feedback": FeedbackHint(),
         "sibling": BetterActionHint("sibling"),
         "consensus": BetterActionHint("consensus"),
     }

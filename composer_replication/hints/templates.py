@@ -18,7 +18,7 @@ _SENTENCES = {
     "style": "{message}",
     "malformed_markup": "the tool call was written as text and nothing was called. Call the tool in the format you were given.",
     "no_tool_call": "the turn called no tool, and nothing was done. Call the tool that does the next step.",
-    "cut_off": "the turn ended at its token limit before the call was complete. Write less before it, or do it in smaller steps.",
+    "cut_off": "the turn ended at its token limit before a call was complete. Write less before it, or do it in smaller steps.",
     "permission_denied": "this {tool} call is not permitted. Find a way that needs no such right.",
     "oscillation": "the same two calls were just made before, with the same results. Do something else.",
     "long_turn": "the answer is far too long. Say only what is needed, in a few sentences.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from composer_replication.observe.metrics import mean_and_se, pass_rates, t_975
@@ -53,8 +53,9 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """True when `strict = true` refuses the arm: it learnt nothing, got worse, or has a channel that never trained."""
-        return self.learnt in (Learnt.NOTHING, Learnt.WORSE) or bool(self.idle)
+        """True when `strict = true` refuses the arm: it learnt nothing, got worse, was not measured, or has a channel that never
+        trained."""
+        return self.learnt in (Learnt.NOTHING, Learnt.WORSE, Learnt.UNMEASURED) or bool(self.idle)
 
     def sentence(self) -> str:
         """Return one paragraph for the terminal and the report."""
@@ -138,13 +139,24 @@ def paired_change(first: Mapping[str, float], last: Mapping[str, float]) -> Pass
 
 def _verdict(run: RunDir, arm: str, lines: Sequence[MetricsLine], off: Sequence[Mapping[str, str]]) -> Verdict:
     idle = _idle(off)
+    causes = list(_causes(lines)) if "rlvr" in idle else []
     if off and all(all(channel in why for channel in CHANNELS) for why in off):
-        causes = list(_causes(lines))
         reasons = "; ".join([cause for cause, _ in causes] or [f"{channel}: {why}" for channel, why in idle.items()])
         finding = f"nothing was learnt: there was nothing to train on in {len(off)} step{'s' * (len(off) > 1)}, because {reasons}"
         return Verdict(
             arm=arm, learnt=Learnt.NOTHING, finding=finding, fix="; ".join(fix for _, fix in causes) or _RENEW, idle=idle
         )
+    if causes:
+        idle["rlvr"] += f" ({'; '.join(cause for cause, _ in causes)})"
+    return _with_fixes(_of_what_is_held_out(run, arm, lines, idle), [fix for _, fix in causes])
+
+
+def _with_fixes(verdict: Verdict, fixes: Sequence[str]) -> Verdict:
+    return replace(verdict, fix="; ".join(dict.fromkeys([*fixes, *([verdict.fix] if verdict.fix else [])])))
+
+
+def _of_what_is_held_out(run: RunDir, arm: str, lines: Sequence[MetricsLine], idle: Mapping[str, str]) -> Verdict:
+    """Judge an arm in which some channel trained."""
     read = next((line.values for line in reversed(lines) if "pretrain/nll_change" in line.values), None)
     if read is not None:
         return _of_text(arm, read)

@@ -64,6 +64,17 @@ def refuse(config: RunConfig, kind: SubstrateType) -> None:
         raise ConfigError(f"substrate.type = {kind}: {first}{more}", fix=fix)
 
 
+def unbraked(config: RunConfig, kind: SubstrateType) -> str | None:
+    """Return what to watch where an arm has a loss that pushes answers down, and the substrate no brake on it; None elsewhere."""
+    replay = config.loss.replay
+    if kind not in ("trl", "verl", "prime_rl") or replay.weight == 0 or not replay.compares:
+        return None
+    return (
+        f"loss.replay.variant = {replay.variant} has no brake on substrate.type = {kind}, whose loss is the same in every step; "
+        f"watch replay/chosen/distance/mean, and raise loss.replay.anchor where it falls"
+    )
+
+
 def on_cpu(config: RunConfig) -> bool:
     """Return whether an arm trains without CUDA. Raises ModelError when it asks for CUDA and there is none."""
     from composer_replication.loss.forward.models import resolve_device  # imports torch

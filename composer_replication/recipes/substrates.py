@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from composer_replication.config import RunConfig, SubstrateType, resolve_arm
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.recipes.limits import LIMITS, refuse
+from composer_replication.recipes.limits import LIMITS, refuse, unbraked
 from composer_replication.types.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -197,6 +197,9 @@ async def train_on(
     check_substrate(config)
     if missing := SUBSTRATES[kind].missing():
         raise MissingExtraError(f"substrate.type = {kind} needs {', '.join(missing)}", fix=SUBSTRATES[kind].fix)
+    for arm in config.arms:
+        if (why := unbraked(resolve_arm(config, arm), kind)) is not None:
+            terminal.note(f"{arm}: {why}")
     adapter = _adapter(kind)
     if hasattr(adapter, "train_arm"):
         return await train(config, run_dir, terminal, one=adapter.train_arm)

@@ -7,7 +7,7 @@ from trajectories import bad, call, ok, trajectory
 
 from composer_replication.hints import STANDARD, detectors_named, find_hints, first_error
 from composer_replication.hints import detect as detect_with
-from composer_replication.types import Unscored
+from composer_replication.types import StopReason, Unscored
 
 READ, EDIT, RUN, SUBMIT = (
     call("read_file", path="a.py"),
@@ -136,6 +136,23 @@ def test_change_after_the_last_failing_run_is_blamed_for_a_zero_too():
     assert found(t) == [("tests_failed", 0), ("tests_failed", 2)]
     searched = trajectory((EDIT, ok()), (call("search", pattern="x"), bad("timeout")), (SUBMIT, ok()), reward=0.0)
     assert found(searched) == [("tests_failed", 0), ("timeout", 1)]
+
+
+def test_a_turn_that_a_budget_ended_before_it_called_a_tool_was_cut_off_and_one_that_ended_by_itself_called_none():
+    prose = trajectory((READ, ok()), ("First I will think about",))
+    mute = trajectory((READ, ok()), ("",))
+
+    def found(one, stop):
+        ended = dataclasses.replace(one, stop_reason=stop)
+        kinds = ("cut_off", "no_tool_call")
+        return [(f.kind, f.turn) for f in detect_with(ended, detectors_named(kinds))]
+
+    for stop in (StopReason.TURN_TOKENS, StopReason.TRAJECTORY_TOKENS, StopReason.CONTEXT_TOKENS):
+        assert found(prose, stop) == [("cut_off", 1)]
+    assert found(prose, StopReason.NO_TOOL_CALL) == [("no_tool_call", 1)]
+    assert found(mute, StopReason.NO_TOOL_CALL) == [("no_tool_call", 1)]
+    assert found(mute, StopReason.MAX_TURNS) == [], "a log may leave thoughts out"
+    assert found(trajectory((READ, ok())), StopReason.TURN_TOKENS) == [], "its call was complete"
 
 
 def test_a_call_that_a_budget_cut_off_is_found_and_one_that_was_refused_is_not():

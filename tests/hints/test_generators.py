@@ -6,6 +6,7 @@ from trajectories import TOOLS, bad, call, ok, trajectory
 
 import composer_replication
 from composer_replication.hints import DocumentationHint, EnvironmentErrorHint, HintContext, TemplateHint, detect, find_hints
+from composer_replication.hints.generators import FeedbackHint
 from composer_replication.types import Finding
 
 WORDS = "# Words\n\n- tret: the difference.\n- agio: the remainder.\n- cloff: the maximum.\n"
@@ -116,6 +117,22 @@ def test_templates():
         assert "without end" in template(kind, tool="run_tests") or "never ends" in template(kind, tool="run_tests")
         assert "search call" in template(kind, tool="search")
     assert template("tests_failed") is None
+
+
+def test_feedback_is_all_that_the_environment_answered_without_the_middle_of_a_long_answer():
+    hint = FeedbackHint().generate(finding("tests_failed", observation="\x1b[31mone\ntwo\x1b[0m\n"), None, None)
+    assert hint == "Hint: the result was:\none\ntwo"
+    assert FeedbackHint().generate(finding("tests_failed", observation=" "), None, None) is None
+    long = FeedbackHint().generate(finding("tests_failed", observation="a" * 3_000 + "b" * 3_000), None, None)
+    assert long == f"Hint: the result was:\n{'a' * 2_000}\n[2,000 characters left out]\n{'b' * 2_000}"
+
+
+def test_a_long_error_line_keeps_its_head():
+    text = "ValueError: " + "x" * 400
+    hint = EnvironmentErrorHint().generate(finding("command_failed", observation=text), None, None)
+    assert hint == f"Hint: the result was:\n{text[:297]}..."
+    two = EnvironmentErrorHint().generate(finding("command_failed", observation=f"{text}\nKeyError: k"), None, None)
+    assert two == "Hint: the result was:\nKeyError: k", "whole lines, the last ones"
 
 
 def test_environment_error_is_the_trimmed_error_lines():

@@ -88,6 +88,24 @@ def test_the_detectors_are_those_of_the_run(tmp_path):
         explain(tmp_path)
 
 
+def test_each_arm_is_read_by_its_own_detectors_generators_and_number_of_hints(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    run = RunDir(tmp_path)
+    failing = trajectory((READ, bad("path_not_found", "no a.py")), (EDIT, bad("path_not_found", "no a.py")), reward=0.0)
+    for arm in ("plain", "whole"):
+        run.write_trajectories(arm, 1, [failing])
+    run.config_path.write_text(
+        '[loss.hint]\ngenerators = ["template"]\n[arms.plain]\n'
+        '[arms.whole]\n"loss.hint.generators" = ["policy", "feedback"]\n"loss.hint.per_trajectory" = 2\n'
+    )
+    plain, whole = json.loads(explain(tmp_path, "--json"))["traces"]
+    told = [[(f["source"], f["dropped"]) for f in one["findings"] if f["kind"] == "path_not_found"] for one in (plain, whole)]
+    assert told == [[("template", None), ("template", "after an earlier error")], [("feedback", None)] * 2]
+    run.config_path.write_text('[arms.plain]\n"loss.hint.per_trajectory" = 0\n')
+    with pytest.raises(StorageError, match=r"config\.toml is damaged"):
+        explain(tmp_path)
+
+
 def test_rules_of_ones_own(tmp_path):
     rules = tmp_path / "style.toml"
     rules.write_text(

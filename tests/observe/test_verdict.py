@@ -101,6 +101,7 @@ def test_nothing_measured_says_how_to_measure(tmp_path: Path) -> None:
     found = verdict(tmp_path / "run", steps=[{}])
     assert found.learnt is Learnt.UNMEASURED
     assert "tasks.held_out" in found.sentence()
+    assert found.failed, "strict = true asks for a run whose result is known"
 
 
 @pytest.mark.parametrize(
@@ -137,9 +138,21 @@ def test_a_channel_that_never_trained_is_named_and_one_switched_off_is_not(tmp_p
     assert found.idle == {"hint": NO_TURNS}
     assert f"The hint channel is on and never trained: {NO_TURNS}." in found.sentence()
     assert found.failed
-    trained_once = verdict(tmp_path / "once", steps=[off, {"replay": switched_off("replay")}])
+    known = {task: [0.0] for task in "abcdefgh"}
+    trained_once = verdict(tmp_path / "once", steps=[off, {"replay": switched_off("replay")}], before=known, after=known)
     assert trained_once.idle == {}
+    assert trained_once.learnt is Learnt.UNCLEAR
     assert not trained_once.failed
+
+
+def test_rollouts_that_taught_nothing_are_explained_beside_a_channel_that_trained(tmp_path: Path) -> None:
+    off = {"rlvr": EQUAL, "hint": NO_TURNS}  # pairs of a file train in every step
+    known = {task: [0.0] for task in "abcdefgh"}
+    found = verdict(tmp_path / "run", steps=[off, off], metrics={"rollout/tokens_total": 0.0}, before=known, after=known)
+    assert found.learnt is Learnt.UNCLEAR
+    said = found.sentence()
+    assert f"The rlvr channel is on and never trained: {EQUAL} (no token was ever sampled" in said
+    assert "Try: a higher rollout.context_tokens; --dry-run prints how long the prompts are; more steps" in said
 
 
 def test_a_step_that_is_repeated_after_a_crash_counts_once_as_it_was_at_last(tmp_path: Path) -> None:

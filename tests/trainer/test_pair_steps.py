@@ -17,7 +17,7 @@ from composer_replication.loss.batch_keys import UNMATCHED_KEYS, Batch
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.loss.metrics import merge_metrics
 from composer_replication.loss.micro_batches import split
-from composer_replication.recipes.limits import refuse
+from composer_replication.recipes.limits import refuse, unbraked
 from composer_replication.trainer.learning.brake import ReplayBrake
 from composer_replication.trainer.learning.controls import Controls
 from composer_replication.trainer.learning.learner import Learner
@@ -285,3 +285,12 @@ def test_substrates_with_optimizers_of_their_own_refuse_it(run_file: Path, kind:
     config = load_config(run_file, ["--loss.replay.learning_rate", "1e-4"])
     with pytest.raises(ConfigError, match=r"loss\.replay\.learning_rate"):
         refuse(config, kind)
+
+
+def test_substrates_without_a_brake_say_so(run_file: Path) -> None:
+    compares = load_config(run_file, ["--loss.replay.variant", "dpo"])
+    for kind in ("trl", "verl", "prime_rl"):
+        assert "no brake on substrate.type" in str(unbraked(compares, kind))
+        assert unbraked(load_config(run_file), kind) is None, "sft pushes nothing down"
+        assert unbraked(load_config(run_file, ["--loss.replay.weight", "0"]), kind) is None
+    assert all(unbraked(compares, kind) is None for kind in ("local", "monarch", "ray"))

@@ -125,7 +125,9 @@ def test_only_what_passes_is_learnt_and_the_same_thing_once(task: Task, renderer
     turn = hinted(renderer, failed)
     assert worse.reward == 0.0
     assert pairs_of_reattempts([(failed, turn)], [worse]) == []
-    assert len(pairs_of_reattempts([(failed, turn)] * 2, [good, good])) == 1
+    assert [one.confidence for one in pairs_of_reattempts([(failed, turn)] * 2, [good, good])] == [1.0]
+    (seldom,) = pairs_of_reattempts([(failed, turn)] * 4, [worse, good, worse, good])
+    assert seldom.confidence == 0.5, "half of the re-attempts in this place passed"
     same = replace(good, turns=(good.turns[0], replace(good.turns[1], action_ids=turn.action_ids), *good.turns[2:]))
     assert pairs_of_reattempts([(failed, turn)], [same]) == []
     assert pairs_of_reattempts([(failed, turn)], [replace(good, reward=Unscored("the box broke"))]) == []

@@ -21,6 +21,8 @@ class Batch:
     """Transcripts that belong together, as those of one step do: siblings are among them."""
 
     name: str
+    arm: str = ""
+    """The arm of a run; empty for other logs."""
     transcripts: tuple[Transcript, ...]
     hints: Mapping[tuple[str, int, str], Hint] = field(default_factory=dict)
     """Hints used or withheld in training, by trajectory, turn and kind of finding."""
@@ -43,10 +45,11 @@ def read_transcripts(path: Path) -> Iterator[Batch]:
         for arm in run.arms():
             consensus = {str(row["state_id"]): str(row["chosen"]) for row in run.read_pairs(arm)}
             if traces := run.read_traces(arm):
-                yield Batch(name=f"{arm}, frozen traces", transcripts=tuple(traces), consensus=consensus)
+                yield Batch(name=f"{arm}, frozen traces", arm=arm, transcripts=tuple(traces), consensus=consensus)
             for step in run.steps(arm):
                 hints = {(hint.trajectory_id, hint.turn, hint.kind): hint for hint in run.read_hints(arm, step)}
-                yield Batch(name=f"{arm}, step {step}", transcripts=tuple(run.read_trajectories(arm, step)), hints=hints)
+                transcripts = tuple(run.read_trajectories(arm, step))
+                yield Batch(name=f"{arm}, step {step}", arm=arm, transcripts=transcripts, hints=hints)
         return
     yield Batch(name=path.name, transcripts=tuple(_lines(path)))
 

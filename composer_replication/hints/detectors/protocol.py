@@ -17,7 +17,7 @@ from composer_replication.actions.tool_effects import EffectKind, classify_call
 from composer_replication.hints.detectors.declared import detector
 from composer_replication.hints.detectors.failure import STATUSES
 from composer_replication.hints.detectors.reading import Reading
-from composer_replication.types import Finding, ToolSchema
+from composer_replication.types import Finding, StopReason, ToolSchema
 
 
 @detector("unknown_tool")
@@ -44,10 +44,13 @@ def malformed_call(work: Reading) -> Iterator[Finding]:
 
 @detector("cut_off")
 def cut_off(work: Reading) -> Iterator[Finding]:
-    """Find a call that ends in the middle because a budget of tokens did: it could not be read, and nothing answered it."""
+    """Find a turn that a budget of tokens ended: in the middle of a call, which could not be read and which nothing answered, or
+    before there was one."""
     for step in work.steps:
         if step.result is None and step.call is not None and step.call.error is not None:
             yield step.finding("cut_off")
+    if work.cut_turn is not None:
+        yield Finding(kind="cut_off", turn=work.cut_turn, evidence={"text": work.turns[work.cut_turn].text[-400:]})
 
 
 @detector("invalid_arguments")
@@ -142,7 +145,8 @@ def _hands_in(tool: str) -> bool:
 def no_tool_call(work: Reading) -> Iterator[Finding]:
     """Find a turn without a call where one is due.
 
-    That is: the agent has a tool to end its work with, or its last sentence says what it is about to do.
+    That is: the agent has a tool to end its work with, or its last sentence says what it is about to do. A turn without any text
+    counts where it is known to have ended the work: in logs it may be one of thoughts that they leave out.
     """
     ends_by_call = any(map(_hands_in, work.tool_names))
     submitted = False
@@ -150,7 +154,8 @@ def no_tool_call(work: Reading) -> Iterator[Finding]:
         if turn.tool_calls:
             submitted = submitted or any(_hands_in(call.name) for call in turn.tool_calls)
             continue
-        if turn.results or submitted or not turn.text.strip():
+        mute = not turn.text.strip() and not (index + 1 == len(work.turns) and work.stop_reason is StopReason.NO_TOOL_CALL)
+        if turn.results or submitted or mute or index == work.cut_turn:
             continue
         announced = _ANNOUNCED.search(turn.text.rstrip()[-400:])
         if ends_by_call or announced:

@@ -11,9 +11,10 @@ from composer_replication.actions.calls import canonical_call, too_deep
 from composer_replication.actions.tool_effects import EffectKind, ToolEffect, classify_call
 from composer_replication.hints.detectors.failure import refusal_of, shell_answer, shell_refusal
 from composer_replication.hints.detectors.shell import ShellCommand, command_of, condensed
-from composer_replication.types import Finding, ToolCall, ToolResult
+from composer_replication.types import Finding, StopReason, ToolCall, ToolResult
 from composer_replication.types.transcript import Transcript
 
+_BUDGETS = (StopReason.TURN_TOKENS, StopReason.TRAJECTORY_TOKENS, StopReason.CONTEXT_TOKENS)
 _NOTHING = ToolEffect(kind=EffectKind.OTHER)
 
 
@@ -86,6 +87,8 @@ class Reading:
     def __init__(self, transcript: Transcript) -> None:
         self.trajectory_id, self.task_id, self.reward = transcript.trajectory_id, transcript.task_id, transcript.reward
         self.messages, self.tools, self.turns = transcript.messages, transcript.tools, transcript.turns
+        self.stop_reason: StopReason | None = getattr(transcript, "stop_reason", None)
+        """Why it ended, which logs of other agents do not say."""
         self.steps: tuple[CallStep, ...] = tuple(_steps(transcript))
 
     @cached_property
@@ -98,6 +101,12 @@ class Reading:
         """Names of the tools the agent was given; empty when its log does not say."""
         functions = (tool.get("function") for tool in self.tools if isinstance(tool, dict))
         return frozenset(str(function.get("name", "")) for function in functions if isinstance(function, dict))
+
+    @property
+    def cut_turn(self) -> int | None:
+        """The turn that a budget of tokens ended before it called a tool; None where there is none, or the log does not say."""
+        cut = self.stop_reason in _BUDGETS and bool(self.turns) and not self.turns[-1].tool_calls
+        return len(self.turns) - 1 if cut else None
 
     def steps_of(self, turn: int) -> list[CallStep]:
         """Return the steps of one turn, in order."""

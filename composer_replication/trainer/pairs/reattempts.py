@@ -7,6 +7,7 @@ took there is imitated without the hint: rationalisation as in STaR (arXiv:2203.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -67,9 +68,12 @@ def pairs_of_reattempts(failures: Sequence[tuple[Trajectory, HintedTurn]], found
     """Return a pair for each re-attempt that passed: its action at the hinted turn, and the one that failed there.
 
     The same action in the same place counts once. An action that repeats the failed one teaches nothing, and one whose call
-    failed is not what made the tests pass.
+    failed is not what made the tests pass. A pair's confidence is the share of the re-attempts in its place that passed: where
+    the hint helps seldom, the action may have had little to do with it.
     """
     made: dict[tuple[tuple[int, ...], tuple[int, ...]], Pair] = {}
+    places = [failed.context_ids(hinted.turn) for failed, hinted in failures]
+    tried, passed = Counter(places), Counter(place for place, again in zip(places, found, strict=True) if again.passed)
     for (failed, hinted), again in zip(failures, found, strict=True):
         if not again.passed or len(again.turns) <= hinted.turn:
             continue
@@ -84,6 +88,7 @@ def pairs_of_reattempts(failures: Sequence[tuple[Trajectory, HintedTurn]], found
             prompt_ids=prompt,
             chosen_ids=chosen,
             rejected_ids=hinted.action_ids,
+            confidence=passed[prompt] / tried[prompt],
         )
         made.setdefault((prompt, chosen), pair)
     return list(made.values())
