@@ -71,6 +71,7 @@ def build(
     impossible: Annotated[float, typer.Option(help="Share of tasks made impossible: passing one is a cheat alarm.")] = 0.0,
     forgeable: Annotated[bool, typer.Option("--forgeable", help="Keep tasks whose reward a program could forge.")] = False,
     drop_docstrings: Annotated[bool, typer.Option("--drop-docstrings", help="Delete docstrings with the bodies.")] = False,
+    language: Annotated[str, typer.Option(help="Language to build tasks in; by default what the source shows.")] = "",
     package: Annotated[list[str] | None, typer.Option(help="Path of a package or module to delete from; repeatable.")] = None,
     tests: Annotated[list[str] | None, typer.Option(help="Path of tests; repeatable.")] = None,
     sandbox: SandboxOption = "auto",
@@ -103,6 +104,7 @@ def build(
         pass_to_pass_cap=pass_to_pass,
         impossible=impossible,
         forgeable=forgeable,
+        language=language,
         keep_docstring=not drop_docstrings,
         sandbox=sandbox,
     )

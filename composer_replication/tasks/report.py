@@ -81,6 +81,8 @@ class BuildOptions:
     """Keep candidates whose held-out programs a trivial body satisfies, or that have none: a program written for the grader can
     forge their verdict."""
     keep_docstring: bool = True
+    language: str = ""
+    """The language to build tasks in, by name; by default that of the package index, or what the files show."""
     packages: tuple[str, ...] = ()
     """Paths of packages or modules to delete from; guessed when empty."""
     tests: tuple[str, ...] = ()

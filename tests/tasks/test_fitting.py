@@ -197,6 +197,29 @@ def test_many_failures_of_a_healthy_project_ask_for_what_it_declares(world: Worl
     assert world.environments == [FIRST, FIRST | {"sphinx"}]
 
 
+def test_the_reason_is_that_of_the_project_s_own_pytest(world: World) -> None:
+    """Older ones fail in ways of their own."""
+
+    def testing(wanted: set[str]) -> Baseline:
+        older = next((line for line in wanted if line.startswith("pytest<")), "its own")
+        raise UnhealthyError(f"fails with {older}", fix="--python", lines=[f"fixture 'x' not found, {older}"])
+
+    world.testing = testing
+    with pytest.raises(SourceError, match="fails with its own"):
+        world.fit()
+    assert len(world.environments) == 4
+
+
+def test_failures_that_no_pytest_mends_ask_for_no_older_one(world: World) -> None:
+    def testing(wanted: set[str]) -> Baseline:
+        raise UnhealthyError("1 of 2 pass", fix="--python", lines=["tests/test_shop.py::test_price: AssertionError: 3 != 4"])
+
+    world.testing = testing
+    with pytest.raises(SourceError, match="1 of 2 pass"):
+        world.fit()
+    assert world.environments == [FIRST]
+
+
 def test_an_older_pytest_is_taken_where_tests_run_with_it_alone(world: World) -> None:
     def testing(wanted: set[str]) -> Baseline:
         if "pytest<8" not in wanted:

@@ -38,6 +38,8 @@ class _Index:
     None where archives are upstream's own, and have the tests that upstream gives out."""
     is_code: Callable[[str], bool] = is_python
     is_test: Callable[[str], bool] = is_test_file
+    language: str = ""
+    """Of all its packages; empty where they are of several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,11 @@ class IndexedVersion:
     label: str
     name: str
     version: str
+
+    @property
+    def language(self) -> str:
+        """The language of its index; empty where packages of several are there."""
+        return self.index.language
 
     def download(self, folder: Path) -> Path:
         """Download its source archive into a folder. Raises SourceError."""
@@ -99,6 +106,7 @@ _PYPI = _Index(
     pattern=re.compile(r"pypi:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)"),
     download=_sdist,
     named=_in_python,
+    language="python",
 )
 _NPM = _Index(
     pattern=re.compile(r"npm:(?P<name>(?:@[a-z0-9~-][a-z0-9._~-]*/)?[a-zA-Z0-9~-][\w.~-]*)@(?P<version>\d[\w.+-]*)"),
@@ -106,6 +114,7 @@ _NPM = _Index(
     named=_in_package,
     is_code=is_javascript,
     is_test=is_javascript_test,
+    language="javascript",
 )
 _DEBIAN = _Index(
     pattern=re.compile(r"debian:(?P<name>[a-z0-9][a-z0-9.+-]+)==(?P<version>[A-Za-z0-9][A-Za-z0-9.:+~-]*)"),

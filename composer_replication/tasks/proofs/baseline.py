@@ -142,7 +142,10 @@ def _advice(failing: Iterable[str], python: Path, installed: bool) -> str:
         return "make the tests pass on a machine without network, or name those that do: --tests PATH"
     missing = f"{python} lacks {', '.join(list(modules)[:5])}: "
     if installed:
-        return f"{missing}the project does not declare it; {python} -m pip install {' '.join(modules)}, then build again"
+        return (
+            f"{missing}the project does not declare it, or builds it itself; make an environment that has it and not the "
+            "project, and name its interpreter with --python PATH"
+        )
     return missing + "name an interpreter that has the project's dependencies with --python PATH, or install them with --install"
 
 

@@ -25,6 +25,8 @@ from composer_replication.types.errors import SourceError
 _MOST_ENVIRONMENTS = 12
 _OLDER = ("pytest<9", "pytest<8", "pytest<7")
 """Tried in turn where a project's tests do not run with the newest pytest that it allows."""
+_OF_PYTEST = re.compile(r"pytest|pluggy|fixture|conftest|\bnose\b|stopped before the first")
+"""Words of failures that another pytest may mend."""
 _SHARE_TO_ASK = 0.02
 """Tests of a healthy project that fail, as a share of all, above which another environment is tried for their sake."""
 _CONFLICT = re.compile(r"conflicting dependencies|ResolutionImpossible|Cannot install")
@@ -62,12 +64,12 @@ def fit_environment(
         base: the interpreter to make environments with.
 
     Raises:
-        SourceError: no environment was found; the reason is that of the last one.
+        SourceError: no environment was found; the reason is that of the last one with a pytest that nothing asked to be older.
         SandboxError: the sandbox broke.
     """
     search = _Search(project, layout, declared_requirements(project.tree, project.name), folder, base, runner_of)
     best: tuple[dict[str, tuple[str, ...]], Baseline, tuple[str, ...]] | None = None
-    reason: SourceError | None = None
+    reason: UnhealthyError | None = None
     for _ in range(_MOST_ENVIRONMENTS):
         try:
             runner = runner_of(search.environment())
@@ -77,10 +79,12 @@ def fit_environment(
         except SourceError as error:
             if best is not None:
                 break
-            lines = error.lines if isinstance(error, UnhealthyError) else None
-            if lines is None or (not search.learn(lines, at_any_cost=True) and not search.older()):
-                raise
-            reason = error
+            if not isinstance(error, UnhealthyError):
+                raise reason or error from None
+            if reason is None or not search.is_older:
+                reason = error
+            if not search.learn(error.lines, at_any_cost=True) and not (_about_pytest(error) and search.older()):
+                raise reason from None
             continue
         if best is not None and len(baseline.passing) < len(best[1].passing):
             break
@@ -94,6 +98,11 @@ def fit_environment(
         )
     search.wanted = best[0]
     return Fitted(runner=runner_of(search.environment()), baseline=best[1], notes=best[2])
+
+
+def _about_pytest(error: UnhealthyError) -> bool:
+    """Return whether another pytest may mend what failed, by what it says."""
+    return any(_OF_PYTEST.search(line) for line in (error.message, *error.lines))
 
 
 class _AnotherError(Exception):
@@ -184,6 +193,11 @@ class _Search:
             for name in new.keys() - known.keys()
         ]
         return bool(new)
+
+    @property
+    def is_older(self) -> bool:
+        """Whether an older pytest is wanted than the project asks for."""
+        return len(self._pytests) < len(_OLDER)
 
     def older(self) -> bool:
         """Want an older pytest; return False when none is left."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from composer_replication.languages.layout import NoTestsError, RepositoryLayout
 from composer_replication.languages.protocol import Language
-from composer_replication.languages.registry import language_of
+from composer_replication.languages.registry import build_language, language_of
+from composer_replication.sandbox.grading.languages import language_names
 from composer_replication.tasks.files import tree_files
+from composer_replication.tasks.indexes.archives import indexed_version
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.sources.benchmarks import Benchmarks
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
@@ -36,13 +38,13 @@ def accept(fetched: PristineTree, options: BuildOptions, benchmarks: Benchmarks)
     Raises:
         SourceError: it is a benchmark's, under another licence than the options allow, holds credentials, or has no package or no
             tests, or no code of a language that tasks are built in.
-        ConfigError: its language does not have the mode.
+        ConfigError: its language does not have the mode, or there is no such language.
     """
     benchmarks.check(fetched)
     licence = licence_of(fetched.tree)
     check_licence(licence, options.licences, fetched.label)
     try:
-        language = language_of(tree_files(fetched.tree))
+        language = _language(fetched, options)
         layout = language.layout(fetched.tree, options.packages, options.tests)
     except NoTestsError as error:
         if fetched.note:
@@ -54,6 +56,23 @@ def accept(fetched: PristineTree, options: BuildOptions, benchmarks: Benchmarks)
     return AcceptedProject(
         fetched=fetched, language=language, layout=layout, licence=licence, benchmarks=benchmarks, credentials=credentials
     )
+
+
+def _language(fetched: PristineTree, options: BuildOptions) -> Language:
+    """Return the language that is asked for, that of the index which a source is from, or the one that its files show: a package
+    of PyPI with parts in Rust or pages in JavaScript is Python.
+
+    Raises:
+        ConfigError: there is no language of the name that is asked for.
+        SourceError: the files show none.
+    """
+    indexed = indexed_version(fetched.label)
+    name = options.language or ("" if indexed is None else indexed.language)
+    if not name:
+        return language_of(tree_files(fetched.tree))
+    if name not in language_names():
+        raise ConfigError(f"there is no language {name!r}", fix=f"choose one of {', '.join(language_names())}")
+    return build_language(name)
 
 
 def _refuse_options(language: Language, options: BuildOptions) -> None:

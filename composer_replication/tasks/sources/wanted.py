@@ -18,9 +18,11 @@ TOOLS = ("pytest", "coverage")
 _DISTRIBUTIONS = {
     "attr": "attrs", "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python-headless",
     "dateutil": "python-dateutil", "docx": "python-docx", "dns": "dnspython", "dotenv": "python-dotenv", "git": "gitpython",
-    "google": "protobuf", "jose": "python-jose", "jwt": "pyjwt", "ldap": "python-ldap", "magic": "python-magic",
+    "google.api": "googleapis-common-protos", "google.oauth2": "google-auth", "google.protobuf": "protobuf",
+    "google.rpc": "googleapis-common-protos", "google.type": "googleapis-common-protos",
+    "jose": "python-jose", "jwt": "pyjwt", "ldap": "python-ldap", "magic": "python-magic",
     "markdown_it": "markdown-it-py", "OpenSSL": "pyopenssl", "PIL": "pillow", "pkg_resources": "setuptools",
-    "ruamel": "ruamel-yaml", "serial": "pyserial", "skimage": "scikit-image", "sklearn": "scikit-learn",
+    "serial": "pyserial", "skimage": "scikit-image", "sklearn": "scikit-learn",
     "slugify": "python-slugify", "socks": "pysocks", "tlz": "toolz", "usb": "pyusb", "websocket": "websocket-client",
     "xdist": "pytest-xdist", "yaml": "pyyaml", "zmq": "pyzmq",
 }  # fmt: skip
@@ -35,14 +37,17 @@ _FIXTURES = {
 """By fixture: distributions that bring it."""
 _ASYNC = ("pytest-asyncio", "anyio", "pytest-trio", "pytest-tornado")
 """Plugins that run coroutines as tests: the first that a project declares is taken, or else the first."""
-_MISSING_MODULE = re.compile(r"No module named '([A-Za-z][A-Za-z0-9_]*)(?:\.[\w.]*)?'", re.ASCII)
+_NAMESPACES = frozenset({"azure", "backports", "google", "jaraco", "opentelemetry", "repoze", "ruamel", "sphinxcontrib", "zope"})
+"""Packages without a distribution of their own, whose modules are in many."""
+_MISSING_MODULE = re.compile(r"No module named '([A-Za-z][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*)'", re.ASCII)
 _MISSING_FIXTURE = re.compile(r"fixture '(\w+)' not found")
 """Forms of a name in what pytest prints. Nothing else that code under test says becomes a requirement."""
 _ASYNC_UNSUPPORTED = "async def functions are not natively supported"
 
 
 def imported_modules(tree: Path, paths: Iterable[str]) -> frozenset[str]:
-    """Return the top-level modules that Python files import anywhere, without those of the standard library.
+    """Return the top-level modules that Python files import anywhere, without those of the standard library; of namespaces that
+    many distributions share what they import from them (`jaraco.functools`).
 
     Files that are no Python, such as data for tests of a parser, import nothing.
     """
@@ -54,10 +59,17 @@ def imported_modules(tree: Path, paths: Iterable[str]) -> frozenset[str]:
             continue
         for node in ast.walk(module):
             if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
+                found |= {_top(alias.name) for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.partition(".")[0])
+                inside = (f"{node.module}.{alias.name}" for alias in node.names) if node.module in _NAMESPACES else (node.module,)
+                found |= {_top(name) for name in inside}
     return frozenset(found - sys.stdlib_module_names)
+
+
+def _top(module: str) -> str:
+    """Return the part of a module's name that a distribution is called by: two levels of a namespace that many share."""
+    parts = module.split(".")
+    return ".".join(parts[: 2 if parts[0] in _NAMESPACES else 1])
 
 
 def first_wanted(declared: Declared, modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -83,7 +95,7 @@ def asked_for(lines: Iterable[str], declared: Declared, own: Iterable[str]) -> d
         own: top-level modules of the project and of its tests, which no requirement provides.
     """
     texts, known, mine = list(lines), names_in(declared.every), {*own, *sys.stdlib_module_names}
-    modules = {name for text in texts for name in _MISSING_MODULE.findall(text)} - mine
+    modules = {_top(name) for text in texts for name in _MISSING_MODULE.findall(text)} - mine - _NAMESPACES
     found = [
         _declared_provider(module, known) or _DISTRIBUTIONS.get(module, canonicalize_name(module)) for module in sorted(modules)
     ]
