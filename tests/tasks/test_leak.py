@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import tarfile
 import zipfile
@@ -16,7 +17,7 @@ from composer_replication.languages.functions import body_of
 from composer_replication.languages.python.delete import delete_bodies
 from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.proofs.leak import INSTALLED, LeakScanner, copies_of
+from composer_replication.tasks.proofs.leak import INSTALLED, LeakScanner, copies_of, tokens_of
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 
@@ -108,6 +109,37 @@ def test_caches_and_bytecode_are_found(write_project: WriteProject, path: str) -
 @pytest.mark.parametrize("change", [("+= item", "-= item"), ("basket.items", "basket.wares")])
 def test_a_sibling_that_differs_is_no_copy(write_project: WriteProject, change: tuple[str, str]) -> None:
     assert verdict(write_project({"shop.py": MODULE + f"\n\ndef twin(basket):\n{BODY.replace(*change)}"})) is None
+
+
+JAVASCRIPT = """    let total = 0
+    for (const item of this.#items) {
+        total += item.price * item.count - this.#discount(item)
+    }
+    return Math.round(total * 100) / 100
+"""
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        lambda line: f"{line}  // what follows from the price of {len(line)} things, and the discount",
+        lambda line: f"    /* what follows from the price of {len(line)} things,\n     * and the discount */\n{line}",
+        lambda line: f"    /** what follows from the price of {len(line)} things */\n{line}",
+    ],
+)
+def test_a_copy_with_other_comments_is_found_in_languages_that_write_them_otherwise(
+    write_project: WriteProject, comment: Callable[[str], str]
+) -> None:
+    copy = "\n".join(map(comment, JAVASCRIPT.splitlines()))
+    root = write_project({"a.js": f"class A {{ f() {{\n{JAVASCRIPT}}}\n", "b.js": f"class B {{ f() {{\n{copy}\n}}\n"})
+    found = LeakScanner(root).find([JAVASCRIPT.encode()], {"a.js": b"class A { f() { throw new Error() }\n"})
+    assert found == "the deleted code is also in b.js"
+
+
+def test_what_only_looks_like_a_comment_is_code() -> None:
+    for text in ("this.#items.push(item)", "#[inline]", '"src/*.py" and "lib/*/x"', "https://example.org/a/b"):
+        assert tokens_of(text) == re.findall(r"\w+|[-+*/%<>=!&|^~@]+", text)
+    assert tokens_of("a = 1  #one\n#two\nb") == ["a", "=", "1", "b"]
 
 
 def test_short_bodies_are_not_distinctive(write_project: WriteProject) -> None:
