@@ -30,8 +30,8 @@ _MOST_UNPACKED = 64 << 20
 """Bytes that one archive is unpacked to; the rest of it is not looked at."""
 _TOKEN = re.compile(r"\w+|[-+*/%<>=!&|^~@]+")
 _COMMENT = re.compile(r"(?<![\w.])#(?!!?\[)[^\n]*|(?<!:)//[^\n]*|(?<!\S)/\*[\s*!].*?\*/", re.DOTALL)
-"""Of all languages, as a text does not say which one it is: not JavaScript's private names (`this.#x`), Rust's attributes, addresses
-and patterns of paths. What stands behind a floor division goes with them, on both sides of a comparison."""
+"""Of all languages, as a text does not say which one it is: not JavaScript's private names (`this.#x`), Rust's attributes,
+addresses and patterns of paths. What stands behind a floor division goes with them, on both sides of a comparison."""
 INSTALLED = """
 import importlib.util, json, os, sys
 root = os.getcwd()

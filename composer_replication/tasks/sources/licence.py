@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
@@ -11,7 +14,9 @@ from composer_replication.tasks.sources.declared import pkg_info, project_table
 from composer_replication.types.errors import SourceError
 
 UNKNOWN = "unknown"
-_FILES = ("LICENSE*", "LICENCE*", "COPYING*", "LICENSES/*")
+_FILES = ("license", "licence", "copying")
+"""How names of files begin, in any case."""
+_IN_POM = re.compile(r"<license>\s*<name>([^<]+)</name>")
 _CLASSIFIERS = {
     "MIT License": "MIT",
     "MIT No Attribution License (MIT-0)": "MIT-0",
@@ -26,7 +31,7 @@ _CLASSIFIERS = {
     "GNU Affero General Public License v3": "AGPL-3.0-only",
 }
 _SENTENCES = (
-    (r"Apache License\s+Version 2\.0", "Apache-2.0"),
+    (r"Apache (?:Software )?License,?\s+Version 2\.0", "Apache-2.0"),
     (r"Mozilla Public License,? (?:Version|v\.?) ?2\.0", "MPL-2.0"),
     (r"GNU AFFERO GENERAL PUBLIC LICENSE\s+Version 3", "AGPL-3.0-only"),
     (r"GNU LESSER GENERAL PUBLIC LICENSE\s+Version 3", "LGPL-3.0-only"),
@@ -42,23 +47,48 @@ _SENTENCES = (
 def licence_of(tree: Path) -> str:
     """Return the licence that the project's metadata declare, else the one its licence file contains, else `unknown`.
 
-    Read are `pyproject.toml`, `PKG-INFO` and its classifiers, then files named LICENSE, LICENCE or COPYING. A declaration that is
-    no SPDX expression (`BSD`) gives way to the file.
+    Read are `pyproject.toml`, `PKG-INFO` and its classifiers, `Cargo.toml`, `package.json` and `pom.xml`, then files named
+    LICENSE, LICENCE or COPYING. A declaration that is no SPDX expression (`BSD`) gives way to the file.
     """
     declared = project_table(tree).get("license")
     info = pkg_info(tree)
-    for text in (declared, info.get("License-Expression"), info.get("License")):
+    for text in (declared, info.get("License-Expression"), info.get("License"), *_elsewhere(tree)):
         found = _expression(text.get("text") if isinstance(text, dict) else text)
         if found:
             return found
-    for pattern in _FILES:
-        for path in sorted(tree.glob(pattern)):
-            text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-            for sentence, name in _SENTENCES:
-                if re.search(sentence, text):
-                    return name
+    texts = [path for path in sorted(tree.iterdir()) if path.name.lower().startswith(_FILES)]
+    for path in (*texts, *sorted((tree / "LICENSES").glob("*"))):
+        if found := _named_in(_text(path)):
+            return found
     names = (line.rpartition(" :: ")[2] for line in info.get_all("Classifier", []) if line.startswith("License ::"))
     return next((_CLASSIFIERS[name] for name in names if name in _CLASSIFIERS), UNKNOWN)
+
+
+def _elsewhere(tree: Path) -> Iterator[object]:
+    """Yield what the manifests of other languages declare."""
+    try:
+        package = tomllib.loads(_text(tree / "Cargo.toml")).get("package", {})
+        written = package.get("license") if isinstance(package, dict) else None
+        yield re.sub(r"\s*/\s*", " OR ", written) if isinstance(written, str) else None  # the form of old crates
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        manifest = json.loads(_text(tree / "package.json") or "{}")
+        declared = manifest.get("license") if isinstance(manifest, dict) else None
+        yield declared.get("type") if isinstance(declared, dict) else declared
+    except (ValueError, RecursionError):
+        pass
+    for name in _IN_POM.findall(_text(tree / "pom.xml")):
+        yield _expression(name) or _named_in(name)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _named_in(text: str) -> str:
+    """Return the licence whose words are in a text, or nothing."""
+    return next((name for sentence, name in _SENTENCES if re.search(sentence, text)), "")
 
 
 def check_licence(found: str, allowed: tuple[str, ...], source: str) -> None:
