@@ -133,6 +133,8 @@ def revert(
         str, typer.Option(help="Repository with the commits: a path or git URL; by default the row's, on GitHub.")
     ] = "",
     max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
+    licence: Annotated[list[str] | None, typer.Option(help="Allow this licence (SPDX) and no other; repeatable.")] = None,
+    benchmark: Annotated[list[Path] | None, typer.Option(help="File of benchmark rows or repositories to avoid.")] = None,
     allow_credentials: Annotated[list[str] | None, typer.Option(help="Pattern of files whose credentials are made up.")] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests, with what they import.")] = None,
     install: Annotated[bool, typer.Option("--install", help="Make an environment a row in OUT; equal ones are shared.")] = False,
@@ -146,7 +148,7 @@ def revert(
     """
     options = BuildOptions(
         max_tasks=max_tasks,
-        allow_credentials=tuple(allow_credentials or ()),
+        **_tuples(licences=licence, benchmarks=benchmark, allow_credentials=allow_credentials),
         python=python,
         install=install,
         timeout_s=timeout,

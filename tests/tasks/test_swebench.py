@@ -178,6 +178,32 @@ def test_one_instance_by_its_id_and_none_twice(repository: Repository, tmp_path:
         built(repository, tmp_path / "out", *rows, only="absent")
 
 
+def test_licences_and_benchmarks_keep_rows_out(repository: Repository, tmp_path: Path) -> None:
+    same = tmp_path / "same.jsonl"
+    changed = "\n".join(f"+    line_{n} = total_{n} + rate_{n} * {n}" for n in range(9))
+    same.write_text(json.dumps({"instance_id": "bench__1", "repo": "other/other", "patch": changed}) + "\n")
+    ours = tmp_path / "ours.txt"
+    ours.write_text("shop/shop\n")
+    file = tmp_path / "rows.jsonl"
+    body = "".join(f"    line_{n} = total_{n} + rate_{n} * {n}\n" for n in range(9))
+    long = repository.patch({**SOLVED, "shop/more.py": f"def more():\n{body}"})
+    file.write_text(json.dumps(repository.row(patch=long)) + "\n")
+    reasons = {
+        "licence": (BuildOptions(licences=("MIT",)), "is unknown, which is not among MIT"),
+        "repository": (BuildOptions(benchmarks=(ours,)), "is a repository of a benchmark (ours.txt)"),
+        "patch": (BuildOptions(benchmarks=(same,)), "the patch of shop__shop-1 is that of bench__1, of a benchmark"),
+    }
+    for name, (options, said) in reasons.items():
+        tasks, dropped = build_instances(file, tmp_path / name, checkout=str(repository.path), options=options, progress=ignore)
+        assert tasks == []
+        assert said in dropped[0].reason
+    (tasks, dropped) = build_instances(
+        file, tmp_path / "out", checkout=str(repository.path), options=BuildOptions(licences=("unknown",)), progress=ignore
+    )
+    assert dropped == []
+    assert tasks[0].provenance["licence"] == "unknown"
+
+
 @pytest.mark.parametrize("name", ["..", ".", "/", "../../", "---"])
 def test_an_id_that_is_no_name_touches_nothing(repository: Repository, tmp_path: Path, name: str) -> None:
     ([kept], _) = built(repository, tmp_path / "out", repository.row())

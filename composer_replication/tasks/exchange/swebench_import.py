@@ -32,8 +32,10 @@ from composer_replication.tasks.files import storage_errors, write_whole
 from composer_replication.tasks.index import write_index
 from composer_replication.tasks.proofs.reversion import editable_of, write_reversion
 from composer_replication.tasks.report import BUILD_REPORT, BuildEvent, BuildOptions, Progress
+from composer_replication.tasks.sources.benchmarks import Benchmarks
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.layout import guess_layout
+from composer_replication.tasks.sources.licence import check_licence, licence_of
 from composer_replication.tasks.sources.source import STATE, PristineTree, digest_of, fetch_source
 from composer_replication.tasks.store import Task, load_task, publish_task
 from composer_replication.types import TaskSpec
@@ -54,8 +56,9 @@ def build_instances(
     Args:
         only: the id of one instance; empty for all.
         checkout: a git URL, or the path of a repository that has the commits; the row's `repo` when empty.
-        options: of these, `max_tasks`, `python`, `install`, `sandbox`, `timeout_s`, `task_timeout_s` and `allow_credentials`
-            count. With `install` each row has an environment, which it may share, below `out`; without, all have one interpreter.
+        options: of these, `max_tasks`, `python`, `install`, `sandbox`, `timeout_s`, `task_timeout_s`, `licences`, `benchmarks`
+            and `allow_credentials` count. With `install` each row has an environment, which it may share, below `out`; without,
+            all have one interpreter.
 
     Raises:
         SourceError: there is no such file or instance.
@@ -141,8 +144,8 @@ def revert(
 
     Raises:
         SourceError: the commit cannot be fetched, a patch does not apply, removes a file or changes no source, the patch or the
-            code around it holds credentials, the row's environment cannot be made, or a fail-to-pass test or hidden check does
-            not hold every time.
+            code around it holds credentials, the licence or a benchmark keeps it out, the row's environment cannot be made, or a
+            fail-to-pass test or hidden check does not hold every time.
         SandboxError: the sandbox broke.
         StorageError: the task cannot be written.
     """
@@ -151,12 +154,16 @@ def revert(
         before = _undone(instance, source.tree)
         spec = _spec(instance, source, sorted(before), options.task_timeout_s)
         _refuse_credentials(instance, source.tree, options.allow_credentials)
+        licence = licence_of(source.tree)
+        check_licence(licence, options.licences, source.label)
+        _refuse_benchmarks(instance, source, Benchmarks(options.benchmarks))
         facts = {
             "kind": "reversion of a patch that breaks code" if instance.breaks else "reversion of a gold patch",
             "instance_id": instance.instance_id,
             "base_commit": instance.base_commit,
             "fail_to_pass_claimed": len(instance.fail_to_pass),
             "pass_to_pass_claimed": len(instance.pass_to_pass),
+            "licence": licence,
         }
         if isinstance(python, RowEnvironments):
             environments, python = python, python.python_for(source, instance.install)
@@ -192,6 +199,14 @@ def _undone(instance: Instance, tree: Path) -> dict[str, bytes | None]:
 
 def _contents(tree: Path, paths: list[str]) -> dict[str, bytes | None]:
     return {path: file.read_bytes() if (file := tree / path).is_file() else None for path in paths}
+
+
+def _refuse_benchmarks(instance: Instance, source: PristineTree, benchmarks: Benchmarks) -> None:
+    """Raise SourceError when the repository is one of a benchmark, or the patch is about what one of its instances is about."""
+    benchmarks.check(source)
+    changed = "\n".join(line[1:] for line in instance.patch.splitlines() if re.match(r"[+-](?![+-]{2} )", line))
+    if (other := benchmarks.instance_with([changed.encode()])) is not None:
+        raise SourceError(f"the patch of {instance.instance_id} is that of {other}, of a benchmark", fix="leave the instance out")
 
 
 def _refuse_credentials(instance: Instance, tree: Path, allowed: tuple[str, ...]) -> None:
