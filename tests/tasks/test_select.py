@@ -237,3 +237,42 @@ def test_features_have_two_functions_or_more_unless_other_sizes_are_asked_for() 
     assert sizes(mode="feature", group_size=1) == (1, 1)
     assert sizes(mode="feature", min_group_size=5) == (5, 12)
     assert sizes(mode="feature", min_group_size=20) == (20, 20)
+
+
+def whole_features(files: dict[str, str], tests: dict[str, frozenset[str]]) -> dict[str, set[str]]:
+    """Return the whole features of files by their first function; tests by function."""
+    functions = [one for path, text in files.items() for one in find_functions(path, text.encode())[0]]
+    coverage: CoverageByTest = {path: {} for path in files}
+    for one in functions:
+        for line in range(one.first_line, one.last_line + 1):
+            coverage[one.path] = {**coverage[one.path], line: tests.get(one.qualname, ids("a"))}
+    candidates, _ = choose_candidates(functions, coverage, PASSING, options=BuildOptions(trivial=True, mode="feature"))
+    return {names(c.functions)[0]: {f.qualname for f in c.functions} for c in candidates}
+
+
+def test_a_feature_with_many_helpers_is_made_of_the_nearest_twelve() -> None:
+    calls = "\n".join(f"    h{n}(x)" for n in range(20))
+    helpers = "\n\n".join(f"def h{n}(x):\n    return x + {n}\n" for n in range(20))
+    found = whole_features({"m.py": f"def feature(x):\n{calls}\n", "n.py": helpers}, {})
+    assert len(found["feature"]) == 12
+
+
+def test_a_call_of_a_class_reaches_its_constructor_in_another_file() -> None:
+    shop = "class Basket:\n    def __init__(self, items):\n        self.items = list(items)\n"
+    found = whole_features({"m.py": "def order(x):\n    return Basket(x)\n", "shop.py": shop}, {})
+    assert found["order"] == {"order", "Basket.__init__"}
+
+
+def test_a_name_that_many_functions_have_leads_to_those_of_the_same_file_or_nowhere() -> None:
+    others = {f"k{n}.py": f"class K{n}:\n    def get(self):\n        return {n}\n" for n in range(5)}
+    caller = "def order(x):\n    return x.get()\n"
+    assert "order" not in whole_features({"m.py": caller, **others}, {})
+    near = f"{caller}\n\ndef get(x):\n    return x\n"
+    assert whole_features({"m.py": near, **others}, {})["order"] == {"order", "get"}
+
+
+def test_a_helper_in_another_file_may_have_tests_of_its_own() -> None:
+    files = {"m.py": "def order(x):\n    return price(x)\n", "n.py": "def price(x):\n    return x * 2\n"}
+    both = whole_features(files, {"order": ids("a", "b"), "price": ids("a", "b", "c")})
+    assert both["order"] == {"order", "price"}
+    assert whole_features(files, {"order": ids("a"), "price": ids("a", "b", "c", "d")}) == {}, "most of them are of others"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -17,6 +17,12 @@ _MOST_IN_COMMON, _MOST_OF_FEATURES = 0.8, 0.5
 """Groups, and whole features, with a greater share of their functions in common (Jaccard) are the same exercise twice."""
 _TRIVIAL_LINES = 3
 """Lines of code deleted in all, without a branch among them, that make no task by default."""
+_SHARE_OF_TESTS = 0.5
+"""Share of a function's tests that also run a feature, above which it belongs to it: a helper may have tests of its own."""
+_NAMESAKES = 3
+"""Functions of one name, none of them in the caller's file, above which a call of that name may be of anything."""
+_CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
+"""Methods that a call of their class runs."""
 _NEAR = 2
 """Steps in the call graph within which a function belongs to a whole feature; methods of the feature's class belong to it at any
 distance."""
@@ -116,7 +122,7 @@ def _groups(
         alone = options.group_size == 1 and not whole_features
         companions = [] if alone else _companions(function, covered, covers, graph, whole_features)
         found = range(options.min_group_size, min(options.group_size, len(companions) + 1) + 1)
-        for size in [len(companions) + 1] if whole_features else found:
+        for size in [min(len(companions) + 1, options.group_size)] if whole_features else found:
             group = (function, *companions[: size - 1])
             names = frozenset(member.key for member in group)
             if size in sizes and names not in seen:
@@ -132,8 +138,8 @@ def _companions(
     graph: Mapping[str, Set[str]],
     whole_features: bool,
 ) -> list[Function]:
-    """Return helpers and siblings of `feature`, closest first; for a whole feature the helpers alone that it calls, directly or
-    through one other function, or that are methods of its class."""
+    """Return helpers and siblings of `feature`, closest first. To a whole feature belong what it calls, directly or through one
+    other function, and methods of its class, where at least half of their tests are its own."""
     own = covers[feature.key]
     scope = feature.qualname.rpartition(".")[0]
     distance = _distances(feature.key, graph)
@@ -143,7 +149,8 @@ def _companions(
         sibling = other.path == feature.path and other.qualname.rpartition(".")[0] == scope
         helper = theirs <= own
         if whole_features:
-            belongs = helper and (distance.get(other.key, _NEAR + 1) <= _NEAR or (sibling and bool(scope)))
+            mostly = len(theirs & own) >= _SHARE_OF_TESTS * len(theirs)
+            belongs = mostly and (distance.get(other.key, _NEAR + 1) <= _NEAR or (sibling and bool(scope)))
         else:
             belongs = helper or bool(sibling and theirs & own)
         if other is feature or not belongs:
@@ -154,11 +161,20 @@ def _companions(
 
 
 def _call_graph(functions: Sequence[Function]) -> dict[str, frozenset[str]]:
-    """Map each key to the keys of the functions it may call: calls are known by their last name only."""
-    named: dict[str, set[str]] = {}
+    """Map each key to the keys of the functions it may call: calls are known by their last name only, and a class by its own. Of
+    many namesakes those in the caller's file are meant, or none."""
+    named: dict[str, set[Function]] = {}
     for function in functions:
-        named.setdefault(function.qualname.rpartition(".")[2], set()).add(function.key)
-    return {function.key: frozenset().union(*(named.get(name, ()) for name in function.calls)) for function in functions}
+        owner, _, name = function.qualname.rpartition(".")
+        for known in (name, *([owner.rpartition(".")[2]] if owner and name in _CONSTRUCTORS else [])):
+            named.setdefault(known, set()).add(function)
+
+    def called(caller: Function, name: str) -> Iterator[str]:
+        found = named.get(name, set())
+        near = {one for one in found if one.path == caller.path}
+        return (one.key for one in (near or (found if len(found) <= _NAMESAKES else ())))
+
+    return {function.key: frozenset(key for name in function.calls for key in called(function, name)) for function in functions}
 
 
 def _distances(start: str, graph: Mapping[str, Set[str]]) -> dict[str, int]:
