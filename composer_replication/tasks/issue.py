@@ -33,20 +33,31 @@ def as_issue(feature: Feature, functions: Sequence[Function]) -> str:
     run of the deleted code; and it lists what is tested by the tests' names, not by what they assert.
     """
     names = [f"`{function.qualname}`" for function in functions]
-    is_or_are = "is" if len(names) == 1 else "are"
-    lines = [f"{_listed(names)} {is_or_are} missing" if feature.removed else f"{_listed(names)} {is_or_are} not implemented", ""]
+    several = len(names) > 1
+    lost = "missing" if feature.removed else "not implemented"
+    lines = [f"{_listed(names)} {'are' if several else 'is'} {lost}", "", _symptom(feature, functions), ""]
     for function in functions:
-        lines += [*_section(function, feature), ""]
+        lines += [*_section(function, feature, several=several), ""]
     return "\n".join([*lines, *_asked(feature, functions)])
 
 
-def _section(function: Function, feature: Feature) -> Iterator[str]:
+def _symptom(feature: Feature, functions: Sequence[Function]) -> str:
+    """Say what a person sees who uses the functions."""
+    places = _listed(list(dict.fromkeys(function.path for function in functions)))
+    they, them = ("they are", "them") if len(functions) > 1 else ("it is", "it")
+    if feature.removed:
+        return f"I wanted to use {them} from {places}, but {they} not there: neither defined nor imported anywhere."
+    fail = "All of them fail" if len(functions) > 2 else "Both fail" if len(functions) == 2 else "It fails"
+    return f"{fail} as soon as {they} called, because in {places} there is no code behind {them}."
+
+
+def _section(function: Function, feature: Feature, *, several: bool) -> Iterator[str]:
     signature, docstring = feature.language.outline(feature.sources[function.path], function.qualname)
-    state = "has been removed, with every import of it" if feature.removed else "has lost its body"
-    yield f"`{function.qualname}` in {function.path} {state}:"
+    about = f"`{function.qualname}`" if several else "it"
+    yield f"This is how {about} is declared in {function.path}:"
     yield from ("", textwrap.indent(signature, "    "))
     if docstring:
-        yield from ("", "It should do what it says:", "", _quoted(_beginning(docstring)))
+        yield from ("", f"And this is what {about} is supposed to do:", "", _quoted(_beginning(docstring)))
     body = body_of(feature.sources[function.path], function).decode(errors="replace")
     told: dict[str, list[str]] = {}
     for path, passage in _passages(function, feature):
@@ -54,7 +65,7 @@ def _section(function: Function, feature: Feature) -> Iterator[str]:
         if not known and sum(map(len, told.values())) < _MOST_PASSAGES:
             told.setdefault(path, []).append(passage)
     for path, passages in told.items():
-        yield from ("", f"{path} says:", "", _quoted("\n\n".join(passages)))
+        yield from ("", f"{path} has this to say:", "", _quoted("\n\n".join(passages)))
 
 
 def _beginning(text: str) -> str:
@@ -114,12 +125,12 @@ def _asked(feature: Feature, functions: Sequence[Function]) -> Iterator[str]:
     files = list(dict.fromkeys(test_id.partition("::")[0] for test_id in feature.fail_to_pass))
     known = {_phrase(function.qualname.rpartition(".")[2]) for function in functions}
     phrases = [one for one in dict.fromkeys(map(_behaviour, feature.fail_to_pass)) if one and one not in known]
-    what = f"Please bring {'it' if len(functions) == 1 else 'them'} back. Tests in {', '.join(files)} fail until then."
-    yield what
+    it = "it" if len(functions) == 1 else "them"
+    yield f"Please implement {it}, so that the tests in {_listed(files)} pass again." + (" They check:" if phrases else "")
     if phrases:
-        yield from ("", "They look at:", *(f"- {phrase}" for phrase in phrases[:_MOST_BEHAVIOURS]))
+        yield from ("", *(f"- {phrase}" for phrase in phrases[:_MOST_BEHAVIOURS]))
     if len(phrases) > _MOST_BEHAVIOURS:
-        yield f"- and {len(phrases) - _MOST_BEHAVIOURS} things more"
+        yield f"- and {len(phrases) - _MOST_BEHAVIOURS} more"
 
 
 def _behaviour(test_id: str) -> str:

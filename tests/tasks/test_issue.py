@@ -78,29 +78,30 @@ def test_an_issue_says_what_is_missing_what_is_known_of_it_and_what_is_looked_at
         == """\
 `Tide.expire` is not implemented
 
-`Tide.expire` in tides/tide.py has lost its body:
+It fails as soon as it is called, because in tides/tide.py there is no code behind it.
+
+This is how it is declared in tides/tide.py:
 
     def expire(self, now=None)
 
-It should do what it says:
+And this is what it is supposed to do:
 
 > Remove what is too old.
 >
 > The removed items are returned.
 
-CHANGELOG.md says:
+CHANGELOG.md has this to say:
 
 > - `Tide.expire()` returns what it removed.
 
-docs/tides.rst says:
+docs/tides.rst has this to say:
 
 > .. method:: Tide.expire(now=None)
 >
 >    Everything that has ended before *now* is removed, the newest last.
 
-Please bring it back. Tests in tests/test_tide.py fail until then.
+Please implement it, so that the tests in tests/test_tide.py pass again. They check:
 
-They look at:
 - expire twice
 - expire on none"""
     )
@@ -110,13 +111,13 @@ def test_the_same_method_of_another_class_and_the_same_word_are_something_else()
     moon = issue("Moon.expire", tests=("test_a.py::test_expire",))
     assert "`Moon.expire()` is new." in moon
     assert "Tide" not in moon
-    assert "They look at" not in moon  # the test says no more than the function's name
+    assert "They check" not in moon  # the test says no more than the function's name
     spring = issue("spring", tests=("a.test.js::tides > spring > adds the heights", "b_test.go::TestSpringNeap"))
     assert "> Call ``spring(tides)`` once a fortnight" in spring
     assert "garden" not in spring
     assert "autofunction" not in spring
     assert "- tides > spring > adds the heights\n- spring neap" in spring
-    assert "Tests in a.test.js, b_test.go fail until then." in spring
+    assert "so that the tests in a.test.js and b_test.go pass again. They check:" in spring
 
 
 def test_what_the_documentation_has_of_the_code_is_not_quoted() -> None:
@@ -131,9 +132,10 @@ def test_what_the_documentation_has_of_the_code_is_not_quoted() -> None:
 def test_several_functions_share_an_issue(count: int, title: str) -> None:
     text = issue(*[*FUNCTIONS][-count:], tests=tuple(f"t.py::test_case_{'abcdefghij'[n]}" for n in range(10)), removed=True)
     assert text.startswith(f"{title} are missing\n")
-    assert text.count("has been removed, with every import of it:") == count
-    assert text.endswith("- case h\n- and 2 things more")
-    assert "Please bring them back." in text
+    assert "I wanted to use them from tides/tide.py, but they are not there" in text
+    assert text.count("is declared in tides/tide.py:") == count
+    assert text.endswith("- case h\n- and 2 more")
+    assert "Please implement them," in text
 
 
 def test_a_long_docstring_is_cut_between_paragraphs() -> None:
