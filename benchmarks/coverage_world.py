@@ -1,7 +1,8 @@
 """Which of the most used packages of each language can be built, without options of their own, into how many tasks, at what cost.
 
 Every source of a language's list, `coverage_LANGUAGE.txt`, is built as `composer tasks build --from LIST --install` builds it, a
-few tasks of each. Then the solution of each task must be rewarded, and doing nothing must not. A source's figures are in the file
+few tasks of each; in Python a few whole features (`--mode feature`) as well, with the environment that was found. Then the
+solution of each task must be rewarded, and doing nothing must not. A source's figures are in the file
 of `--write` as soon as it is done, with a digest of the code that they are of; a source that is in there is not built again
 (`--retry`: unless it was refused). The last line is JSON.
 """
@@ -14,7 +15,7 @@ import os
 import statistics
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,23 +23,25 @@ from typing import Any
 from measuring import ROOT, digest_of_code, emit
 
 from composer_replication.api.rollouts import evaluate
+from composer_replication.languages.registry import build_language
 from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.report import BUILD_REPORT, BuildOptions
 from composer_replication.tasks.sets.build_set import build_set
 from composer_replication.tasks.sets.report import SourceOutcome
 from composer_replication.tasks.sets.sources_file import folders_of, read_sources
+from composer_replication.tasks.sources.layout import guess_layout
 
-_MEASURED = tuple(f"composer_replication/{room}/**/*.py" for room in ("tasks", "languages", "sandbox", "grading"))
+_MEASURED = tuple(f"composer_replication/{room}/**/*.*" for room in ("tasks", "languages", "sandbox"))
 """The code that the figures are of."""
 LISTS = {path.stem.partition("_")[2]: path for path in sorted(Path(__file__).parent.glob("coverage_*.txt"))}
 AIM_BUILT = {"python": 0.75}
 """Least share of a list that builds."""
 AIM_BUILT_ELSEWHERE = 0.6
-AIM_CANDIDATES_A_MINUTE = {"python": 120.0}
-"""Least candidates that a core decides on in a minute, in the median of the sources."""
+AIM_MULTI_FILE, MODULES = 0.3, 5
+"""Least share of whole features that are in several files, of projects with so many modules or more."""
 AIM_TASKS = 5
 """Least tasks of each source that builds."""
-_MOST_TASKS, _TIMEOUT_S = 5, 600.0
+_MOST_TASKS, _BUDGET_S = 5, 1200.0
 
 
 def measured(outcome: SourceOutcome, work: Path) -> dict[str, Any]:
@@ -72,36 +75,63 @@ def verdicts(work: Path) -> dict[str, list[str]]:
 def of_source(source: str, work: Path) -> dict[str, Any]:
     """Build a source into a folder of its own, and return what became of it."""
     folder = work / folders_of([source])[source]
-    options = BuildOptions(install=True, max_tasks=_MOST_TASKS, jobs=1, timeout_s=_TIMEOUT_S, budget_s=2 * _TIMEOUT_S)
+    options = BuildOptions(install=True, max_tasks=_MOST_TASKS, jobs=1, budget_s=_BUDGET_S)
     (outcome,) = build_set([source], folder, options, retry=True).sources
     wrong = verdicts(folder) if outcome.tasks else {}
-    return {**measured(outcome, folder), "wrong_verdicts": wrong, "code": code_digest()}
+    found = {**measured(outcome, folder), "wrong_verdicts": wrong, "code": code_digest()}
+    return found | ({"features": features_of(source, folder / outcome.folder, options)} if _has_features(outcome, folder) else {})
+
+
+def _has_features(outcome: SourceOutcome, folder: Path) -> bool:
+    return outcome.tasks > 0 and "feature" in build_language(load_tasks(folder / outcome.folder)[0].spec.language).modes
+
+
+def features_of(source: str, built: Path, options: BuildOptions) -> dict[str, Any]:
+    """Build whole features of a source with the environment of an earlier build, and return how many are in several files."""
+    folder = built.parent.with_name(f"{built.parent.name}-features")
+    python = built / ".venv" / "bin" / "python"
+    features = replace(options, mode="feature", min_group_size=0, group_size=0, install=False, python=python)
+    (outcome,) = build_set([source], folder, features, retry=True).sources
+    tasks = load_tasks(folder / outcome.folder) if outcome.tasks else []
+    modules = len(guess_layout(load_tasks(built)[0].repo).sources)
+    return {
+        "tasks": len(tasks),
+        "candidates": outcome.candidates,
+        "multi_file": sum(len(task.gold_files()) > 1 for task in tasks),
+        "modules": modules,
+        "reason": outcome.reason,
+        "wrong_verdicts": verdicts(folder) if tasks else {},
+    }
 
 
 def code_digest() -> str:
     """Return a digest of the code that is measured."""
-    return digest_of_code(path for pattern in _MEASURED for path in ROOT.glob(pattern))
+    files = (path for pattern in _MEASURED for path in ROOT.glob(pattern))
+    return digest_of_code(path for path in files if path.is_file() and path.suffix != ".pyc")
 
 
 def summary(language: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return what a language's sources amount to, and whether its aims are met."""
     built = [result for result in results.values() if result["tasks"]]
-    rates = [60.0 * result["tried"] / result["cpu_s"] for result in built if result["cpu_s"]]
     share = len(built) / max(1, len(results))
-    rate = statistics.median(rates or [0.0])
-    fast = rate >= AIM_CANDIDATES_A_MINUTE.get(language, 0.0)
     few = sum(result["tasks"] < AIM_TASKS for result in built)
-    wrong = sum(len(ids) for result in built for ids in result["wrong_verdicts"].values())
+    features = [result["features"] for result in built if "features" in result]
+    wrong = sum(len(ids) for one in (*built, *features) for ids in one["wrong_verdicts"].values())
+    large = [one for one in features if one["modules"] >= MODULES]
+    multi_file = sum(one["multi_file"] for one in large) / max(1, sum(one["tasks"] for one in large))
+    whole = share >= AIM_BUILT.get(language, AIM_BUILT_ELSEWHERE) and (not large or multi_file >= AIM_MULTI_FILE)
     return {
         "sources": len(results),
         "built": len(built),
         "share": round(share, 3),
         "tasks": sum(result["tasks"] for result in built),
         "built_with_few_tasks": few,
-        "median_candidates_a_cpu_minute": round(rate, 1),
+        "median_cpu_s": round(statistics.median([result["cpu_s"] for result in built] or [0.0]), 1),
+        "whole_features": sum(one["tasks"] for one in features),
+        "multi_file_share": round(multi_file, 3),
         "wrong_verdicts": wrong,
         "of_other_code": sum(result["code"] != code_digest() for result in results.values()),
-        "passed": share >= AIM_BUILT.get(language, AIM_BUILT_ELSEWHERE) and fast and not few and not wrong,
+        "passed": whole and not few and not wrong,
     }
 
 

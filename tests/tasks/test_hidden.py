@@ -343,6 +343,26 @@ def test_impossible_tasks_are_never_rewarded(write_project, tmp_path):
         assert forged.reasons[0].startswith("ALARM")
 
 
+def test_a_whole_feature_is_left_with_the_functions_that_it_needs(write_project, tmp_path):
+    project = write_project(
+        {
+            "shop.py": "from prices import price\n\n\ndef total(numbers):\n    try:\n        note(numbers)\n"
+            "    except Exception:\n        pass\n    result = sum(price(number) for number in numbers)\n    return result\n\n\n"
+            "def note(numbers):\n    kept = list(numbers)\n    return kept\n",
+            "prices.py": "def price(number):\n    cents = number * 100\n    return cents // 100\n",
+            "test_shop.py": "import shop\n\n\n"
+            "def test_total():\n    assert shop.total([1, 2]) == 3\n    assert shop.total([4]) == 4\n",
+        }
+    )
+    options = BuildOptions(trivial=True, mode="feature", forgeable=True)
+    report = build_tasks(str(project), tmp_path / "out", options)
+    (task,) = load_tasks(tmp_path / "out")
+    assert [(one.path, one.qualname) for one in task.spec.deleted] == [("shop.py", "total"), ("prices.py", "price")]
+    assert "note(numbers)" in (task.repo / "shop.py").read_text()
+    assert report.tasks == (task.spec.task_id,)
+    assert build_tasks(str(project), tmp_path / "out", options).tasks == report.tasks, "a repeated build decides nothing again"
+
+
 def test_a_task_of_several_functions_demands_each_of_them(write_project, tmp_path):
     project = write_project(
         {

@@ -114,6 +114,8 @@ class Decider(Generic[_C]):
                 return "budget"
             if verdict.dropped:
                 self.dropped.append(Skipped(verdict.candidate, verdict.dropped, verdict.weakness or verdict.detail))
+            elif verdict.task_id in self.tasks:  # a feature that became smaller in an interrupted build, and another in this one
+                self.dropped.append(Skipped(verdict.candidate, "needs only the functions of another task"))
             else:
                 self._publish(verdict.task_id)
                 self.tasks.append(verdict.task_id)

@@ -65,6 +65,7 @@ def deletions_of(
         copies=language.find_copies(runner.sandbox, runner.python, files, [function.key for function in functions]),
         runner=replace(runner, limits=Limits(wall_s=options.task_timeout_s, cpu_s=options.task_timeout_s)),
         staging=state / "staged",
+        taken={candidate.key for candidate in candidates},
     )
     return BuildWork(
         validator=validator, candidates=candidates, skipped=(*skipped, *uncovered), notes=tuple(hidden.notes), jobs=options.jobs

@@ -37,6 +37,15 @@ class ForgeableError(NoTaskError):
         self.weakness = weakness
 
 
+class DispensableError(NoTaskError):
+    """The candidate is solved without some of its functions."""
+
+    def __init__(self, functions: Collection[str]) -> None:
+        super().__init__("it is solved without one of its functions")
+        self.functions = functions
+        """Their keys."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Without:
     """Two equal runs of tests without the feature."""
@@ -135,12 +144,16 @@ def refuse_dispensable(spec: TaskSpec, trees: Mapping[str, Tree], runner: CodeRu
         trees: for each function the gold tree without this one alone.
 
     Raises:
-        NoTaskError: the tests and held-out programs hold without one.
+        DispensableError: the tests and held-out programs hold without some of them, one at a time.
         SandboxError: the sandbox broke.
     """
-    for tree in trees.values() if len(trees) > 1 else ():
-        if runner.run(tree, spec.fail_to_pass, ("-x",)).passed and not seen_failing(runner, tree, spec.hidden.programs):
-            raise NoTaskError("it is solved without one of its functions")
+    needless = [
+        key
+        for key, tree in (trees if len(trees) > 1 else {}).items()
+        if runner.run(tree, spec.fail_to_pass, ("-x",)).passed and not seen_failing(runner, tree, spec.hidden.programs)
+    ]
+    if needless:
+        raise DispensableError(needless)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

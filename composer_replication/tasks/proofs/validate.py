@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+import threading
 import time
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks.describe import describe
 from composer_replication.tasks.feature import Feature
-from composer_replication.tasks.features.select import Candidate
+from composer_replication.tasks.features.select import Candidate, covering_tests
 from composer_replication.tasks.held_out.choice import numbers_of
 from composer_replication.tasks.held_out.impossible import make_impossible
 from composer_replication.tasks.proofs.baseline import Baseline
 from composer_replication.tasks.proofs.leak import LeakScanner
 from composer_replication.tasks.proofs.proof import (
+    DispensableError,
     ForgeableError,
     NoTaskError,
     Without,
@@ -95,6 +97,9 @@ class Validator:
     runner: CodeRunner
     """Its limits are those of one run of a task's tests."""
     staging: Path
+    taken: set[str]
+    """Keys of the candidates, and of those that became smaller ones."""
+    taken_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def validate(self, candidate: Candidate) -> CandidateVerdict:
         """Delete, see which tests fail, prove it with the grader, and write the task.
@@ -111,7 +116,7 @@ class Validator:
         task_id = self._task_id(candidate)
         dropped, detail, flaky, weakness, impossible = "", "", 0, "", False
         try:
-            flaky, weakness, impossible = self._build(candidate, task_id)
+            task_id, (flaky, weakness, impossible) = self._needed(candidate)
         except ForgeableError as reason:
             dropped, weakness = str(reason), reason.weakness
         except NoTaskError as reason:
@@ -127,6 +132,32 @@ class Validator:
             flaky=flaky,
             seconds=seconds,
         )
+
+    def _needed(self, candidate: Candidate) -> tuple[str, tuple[int, str, bool]]:
+        """Prove a task of the candidate or, of a whole feature, of those of its functions that are needed; return its id and what
+        `_build` returns. Raises as `_build`."""
+        while True:
+            task_id = self._task_id(candidate)
+            try:
+                return task_id, self._build(candidate, task_id)
+            except DispensableError as reason:
+                smaller = self._without(candidate, reason.functions)
+                if smaller is None:
+                    raise
+                candidate = smaller
+
+    def _without(self, candidate: Candidate, dispensable: Collection[str]) -> Candidate | None:
+        """Return the candidate without these functions; None where that is no feature, or another candidate is about the same."""
+        kept = tuple(function for function in candidate.functions if function.key not in dispensable)
+        if self.options.mode != "feature" or len(kept) < self.options.min_group_size or kept[0] is not candidate.functions[0]:
+            return None
+        covered = (covering_tests(function, self.baseline.coverage, self.baseline.passing) for function in kept)
+        smaller = Candidate(functions=kept, tests=frozenset().union(*covered))
+        with self.taken_lock:
+            if smaller.key in self.taken:
+                return None
+            self.taken.add(smaller.key)
+        return smaller
 
     def _build(self, candidate: Candidate, task_id: str) -> tuple[int, str, bool]:
         """Prove a task and write it, or raise; return the number of flaky tests left out, why its reward can be forged, and
