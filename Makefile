@@ -9,7 +9,7 @@ ROOMS := $(sort $(foreach file,$(wildcard tests/*/test_*.py),$(word 2,$(subst /,
 ROOM ?=
 CHECK_ROOM = $(if $(filter-out $(ROOMS),$(ROOM)),echo "no such room: $(filter-out $(ROOMS),$(ROOM)); the rooms are: $(ROOMS)" >&2; exit 2)
 
-.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke torchao oracles trl-own-tests triton faces replaysim corpus languages traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-foreign bench-memory bench-tasks coverage-world mixed-run bench-task-sets bench-trust bench-plan bench-examples bench-learner bench-channels bench-reattempts bench-gate bench-prm bench-sandbox bench-sandbox-filter bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights gpu-check soak fuzz-grader faults-replay faults-diloco attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates chain one-gradient monarch smoke torchao oracles trl-own-tests triton faces replaysim corpus languages traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-foreign bench-memory bench-tasks coverage-world mixed-run bench-task-sets bench-trust bench-plan bench-examples bench-learner bench-channels bench-reattempts bench-gate bench-prm bench-sandbox bench-sandbox-filter bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights gpu-check soak fuzz-grader faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ ci-nightly: env ## Run what .ci/run leaves out: coverage, and every test environ
 
 test-substrates: env ## Test every substrate, in an environment of its own for each (ten minutes to install); ends with a line of JSON
 	@$(BIN)/python scripts/test_substrates.py
+
+chain: env ## Take one small model through every stage of a run file, each stage killed and resumed (five minutes)
+	@$(PYTEST) tests/trainer/test_chain.py
 
 one-gradient: env ## Compare the gradients of verl, Ray and Monarch with the local one, in environments of their own
 	@$(BIN)/nox --session verl mesh -- -k gradient
