@@ -276,3 +276,14 @@ def test_a_helper_in_another_file_may_have_tests_of_its_own() -> None:
     both = whole_features(files, {"order": ids("a", "b"), "price": ids("a", "b", "c")})
     assert both["order"] == {"order", "price"}
     assert whole_features(files, {"order": ids("a"), "price": ids("a", "b", "c", "d")}) == {}, "most of them are of others"
+
+
+def test_the_first_candidates_are_spread_evenly_over_easy_and_hard_ones() -> None:
+    easy = "\n\n".join(f"def easy{n}(x):\n    a = x + {n}\n    return a\n" for n in range(30))
+    body = "".join(f"    if x > {n}:\n        x = f{n}(x, {n}) or g{n}(x)\n" for n in range(12))
+    hard = "\n\n".join(f"def hard{n}(x):\n{body}    return x\n" for n in range(3))
+    functions = find_functions("m.py", f"{easy}\n\n{hard}".encode())[0]
+    coverage: CoverageByTest = {"m.py": dict.fromkeys(range(1, 300), ids("a"))}
+    candidates, _ = choose_candidates(functions, coverage, PASSING, options=BuildOptions(trivial=True))
+    assert len(candidates) == 33
+    assert sum(c.functions[0].qualname.startswith("hard") for c in candidates[:6]) == 3

@@ -66,7 +66,8 @@ def choose_candidates(
 
     A function's group holds its helpers (functions whose covering tests are a subset of its own, in any file) and its siblings
     (functions of the same class or module that share covering tests); those closest in the call graph come first. Sizes
-    alternate and the order within a size is drawn with the seed, so that any number of first candidates is a fair mix.
+    alternate; within a size easy and hard ones do, and what is left of the order is drawn with the seed, so that any number of
+    first candidates is a fair mix.
 
     Args:
         twins: functions by key, and those that are nearly their copies (`find_twins`).
@@ -85,7 +86,7 @@ def choose_candidates(
             Candidate(functions=group, tests=frozenset().union(*(covers[member.key] for member in group))) for group in groups
         ]
         rng.shuffle(chosen)
-        by_size.append(chosen)
+        by_size.append(_evenly_hard(chosen))
     mixed = [candidate for row in zip_longest(*by_size) for candidate in row if candidate is not None]
     wanted = []
     for candidate in mixed:
@@ -94,6 +95,15 @@ def choose_candidates(
         else:
             wanted.append(candidate)
     return _without_repeats(wanted, options, skipped), skipped
+
+
+def _evenly_hard(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates in an order in which the first of them are spread evenly over easy and hard ones, as far as there are
+    such; within a fifth of the scale they stay in their order."""
+    fifths: dict[int, list[Candidate]] = {}
+    for candidate in candidates:
+        fifths.setdefault(int(5 * candidate.difficulty), []).append(candidate)
+    return [candidate for row in zip_longest(*(fifths[n] for n in sorted(fifths))) for candidate in row if candidate is not None]
 
 
 def _unwanted(candidate: Candidate, options: BuildOptions, twins: Mapping[str, frozenset[str]]) -> str:
