@@ -65,7 +65,8 @@ def beside_grpo() -> Iterator[Arm]:
             yield replace(grpo, name=f"grpo + replay {weight:g}", replay=weight)
             yield _hinted(grpo, weight)
             yield _hinted(grpo, weight, replay=weight)
-        yield _hinted(grpo, 1.0, replay=3.0)
+        for hint, replay in ((1.0, 3.0), (0.3, 1.0), (0.3, 3.0)):
+            yield _hinted(grpo, hint, replay=replay)
         yield replace(grpo, name="grpo + replay 1: dpo", replay=1.0, options={"replay.variant": "dpo"})
         own = {"replay.variant": "dpo", "replay.learning_rate": rate / 10}
         yield replace(grpo, name="grpo + replay 1: dpo, a tenth of the rate", replay=1.0, options=own)
@@ -93,7 +94,7 @@ def _kinds_of_hints(grpo: Arm) -> Iterator[Arm]:
 
 def _wrong(grpo: Arm) -> Iterator[Arm]:
     """Yield arms a quarter of whose hints and pairs are wrong."""
-    for hint, replay in ((1.0, 0.0), (1.0, 1.0), (3.0, 3.0)):
+    for hint, replay in ((1.0, 0.0), (1.0, 1.0), (1.0, 3.0), (3.0, 3.0)):
         pairs = 0.25 if replay > 0 else 0.0
         yield replace(_hinted(grpo, hint, ", a quarter wrong", replay=replay), wrong_hints=0.25, wrong_pairs=pairs)
     yield replace(_hinted(grpo, 1.0, ": useful only, a quarter wrong"), useful_only=True, wrong_hints=0.25)

@@ -17,7 +17,7 @@ _SPOILT = ("wrong", "long answers", NOTHING_HELD, "times the steps")
 _FAMILIES = {
     "replay alone: sft": lambda name: name.startswith("replay alone: "),
     "grpo + hint 1": lambda name: name.startswith("grpo + hint ") and "replay" not in name,
-    "grpo + hint 1 + replay 1": lambda name: name.startswith("grpo + "),
+    "grpo + hint 1 + replay 3": lambda name: name.startswith("grpo + "),
 }
 """Settings that are the defaults, and which arms are in the grid of each."""
 

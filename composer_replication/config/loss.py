@@ -256,7 +256,7 @@ class HintConfig(Section):
 class ReplayConfig(Section):
     """Channel 3: teachers re-answer frozen traces; verified disagreements become preference pairs."""
 
-    weight: Weight = 1.0
+    weight: Weight = 3.0
     """Multiply the replay channel's loss by this. 0 turns the channel off."""
     max_pull: Annotated[float, Field(gt=0.0)] | None = None
     """Lower the weight, to a tenth at most, while the channel pulls more than this many times as hard on the policy as the policy
