@@ -77,7 +77,7 @@ def explain(
     ask = None if teachers is None else ask_teacher(Teacher.of(load_teachers(teachers)[0]), ledger, max_usd, asked)
     asks = {} if ask is None else {"judge": ask}
     style = StyleRules(load_rules(rules) if rules is not None else (), ask)
-    more = [*([LintChanged()] if lint else []), *([style] if style.rules else [])]
+    more: list[Detector] = [*([LintChanged()] if lint else []), *([style] if style.rules else [])]
     settings = _Settings(traces, more, asks, per_trajectory)
     explained = [one for batch in read_transcripts(traces) for one in settings.explain(batch)]
     if not explained:
