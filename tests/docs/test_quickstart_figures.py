@@ -11,7 +11,7 @@ FOUND = json.loads((ROOT / "docs" / "figures" / "quickstart.json").read_text("ut
 
 
 def short(share):
-    return f"{share:.3f}".lstrip("0")
+    return f"{share:.3f}".replace("0.", ".", 1) if abs(share) < 1 else f"{share:.3f}"
 
 
 def test_the_readme_says_what_one_quickstart_reached():
