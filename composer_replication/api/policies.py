@@ -1,13 +1,16 @@
-"""Open a policy by its name: a script, random calls, a model in this process, or a model on a server."""
+"""Open a policy by its name: a script, random calls, a teacher, a model in this process, or a model on a server."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
+from composer_replication.api.rollout_options import RolloutOptions
+from composer_replication.config import TEACHER, load_teachers
 from composer_replication.envs import noop_script, oracle_script
 from composer_replication.envs.tools import TOOLSETS, Toolset
 from composer_replication.rollouts import AsyncEngine, Budgets, Engine, RandomEngine, ScriptedEngine
@@ -16,7 +19,9 @@ from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.types import Message
 from composer_replication.types.errors import ConfigError
 
-EngineKind: TypeAlias = Literal["transformers", "vllm", "sglang"]
+if TYPE_CHECKING:
+    from composer_replication.teachers import Teacher
+
 REQUIRED = {"oracle": 1.0, "noop": 0.0}
 """Policies that prove tasks sound, and the reward that each must get."""
 SCRIPTED = (*REQUIRED, "random")
@@ -34,17 +39,33 @@ class Policy:
     budgets: Budgets
 
 
-def check_policy(policy: str, engine: EngineKind, server_url: str | None) -> None:
-    """Refuse a misspelt name, which would be looked for on the Hugging Face hub, and an engine without its address.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A teacher, and what rollouts of it need (`RolloutOptions`)."""
+
+    teacher: Teacher
+    model: str
+    ledger: Path
+    max_usd: float
+
+
+def check_policy(policy: str, options: RolloutOptions) -> None:
+    """Refuse a misspelt name, which would be looked for on the Hugging Face hub, an engine without its address, and a teacher
+    that cannot be asked or paid.
 
     Raises:
         ConfigError: one of these.
     """
+    engine, server_url = options.engine, options.server_url
     close = difflib.get_close_matches(policy.lower(), SCRIPTED, n=1, cutoff=0.8)
     if close and policy != close[0] and not Path(policy).exists():
         raise ConfigError(f"there is no policy {policy!r}", fix=f"did you mean {close[0]}?")
     if engine != "transformers" and policy in SCRIPTED:
         raise ConfigError(f"the engine {engine} samples models, and {policy} is none", fix="leave the engine out")
+    if policy.startswith(TEACHER):
+        _asked(policy, options)
+    else:
+        _refuse_what_teachers_need(policy, options)
     if (engine == "transformers") != (server_url is None):
         raise ConfigError(
             f"the engine {engine} {'needs a' if server_url is None else 'reads no'} server URL",
@@ -52,11 +73,57 @@ def check_policy(policy: str, engine: EngineKind, server_url: str | None) -> Non
         )
 
 
-def open_policy(policy: str, tasks: Sequence[Task], toolset: Toolset, engine: EngineKind, server_url: str | None) -> Policy:
-    """Return the policy of that name. Raises ConfigError as `check_policy`, and ModelError when it cannot be loaded."""
-    check_policy(policy, engine, server_url)
+@asynccontextmanager
+async def open_policy(policy: str, tasks: Sequence[Task], options: RolloutOptions) -> AsyncIterator[Policy]:
+    """Open the policy of that name. Raises ConfigError as `check_policy`, and ModelError when it cannot be loaded."""
+    check_policy(policy, options)
+    if not policy.startswith(TEACHER):
+        yield _own(policy, tasks, options)
+        return
+    from composer_replication.trainer.engines.teacher_engine import open_teacher
+
+    asked = _asked(policy, options)
+    async with open_teacher(
+        asked.teacher, model=asked.model, ledger=asked.ledger, max_total_usd=asked.max_usd, seed=options.seed
+    ) as engine:
+        yield Policy(engine, engine.renderer, Budgets())
+
+
+def _asked(policy: str, options: RolloutOptions) -> _Asked:
+    """Return the teacher that a policy is. Raises ConfigError where it cannot be asked or paid."""
+    from composer_replication.teachers import check_teachers
+    from composer_replication.trainer.engines.teacher_engine import teacher_as_policy
+
+    if options.engine != "transformers":
+        raise ConfigError(
+            f"the engine {options.engine} samples models, and {policy} is asked at its own endpoint", fix="leave the engine out"
+        )
+    if options.teachers is None or options.model is None or options.ledger is None or options.max_usd is None:
+        raise ConfigError(
+            f"{policy} needs a file of teachers, the model that is to learn from it, a folder for its answers and a cap",
+            fix="give all of --teachers FILE --model MODEL --out DIR --max-usd X",
+        )
+    teacher = teacher_as_policy(policy, load_teachers(options.teachers), options.temperature, str(options.teachers))
+    check_teachers([teacher], options.max_usd)
+    return _Asked(teacher=teacher, model=options.model, ledger=options.ledger, max_usd=options.max_usd)
+
+
+def _refuse_what_teachers_need(policy: str, options: RolloutOptions) -> None:
+    given = {"--teachers": options.teachers, "--model": options.model, "--max-usd": options.max_usd}
+    unread = [name for name, value in given.items() if value is not None]
+    if unread:
+        raise ConfigError(f"{policy} is no teacher and reads no {unread[0]}", fix=f"leave it out, or give --policy {TEACHER}NAME")
+
+
+def _own(policy: str, tasks: Sequence[Task], options: RolloutOptions) -> Policy:
+    """Return a policy that is no teacher."""
     if policy not in SCRIPTED:
-        return _model(policy) if engine == "transformers" else _served(policy, engine, str(server_url))
+        engine = options.engine
+        return _model(policy) if engine == "transformers" else _served(policy, engine, str(options.server_url))
+    return _scripted(policy, tasks, options.toolset)
+
+
+def _scripted(policy: str, tasks: Sequence[Task], toolset: Toolset) -> Policy:
     renderer = ChatRenderer(byte_level_tokenizer())
     if policy == "random":
         names = {name for t in tasks for d in t.spec.deleted for name in (d.path, d.qualname.rpartition(".")[2])}

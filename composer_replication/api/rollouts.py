@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from composer_replication.api.policies import REQUIRED, EngineKind, open_policy
+from composer_replication.api.policies import REQUIRED, open_policy
+from composer_replication.api.rollout_options import RolloutOptions
 from composer_replication.envs import CodingEnv, TestCache
 from composer_replication.envs.oracle import sound_tasks
-from composer_replication.envs.tools import Toolset
 from composer_replication.observe import mean_and_se, pass_at_1
 from composer_replication.rollouts import Progress, collect_groups
 from composer_replication.rollouts.collect import groups_at_once
-from composer_replication.sandbox import SandboxKind, open_sandbox
+from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.interpreters import interpreters_of
 from composer_replication.tasks.store import Task
@@ -28,41 +28,6 @@ from composer_replication.types import Group, Trajectory, Unscored
 
 _PER_COLLECTION = 64
 """Most trajectories collected, and then handed on, at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutOptions:
-    """How rollouts are made. None leaves a budget to the policy's default."""
-
-    seed: int = 0
-    """Determines every draw."""
-    temperature: float = 1.0
-    """Sampling temperature; 0 takes the likeliest token."""
-    turn_tokens: int | None = None
-    """Most tokens sampled in one turn."""
-    trajectory_tokens: int | None = None
-    """Most tokens sampled in one rollout."""
-    context_tokens: int | None = None
-    """Most tokens of a rollout, prompt and replies included."""
-    max_turns: int | None = None
-    """Most turns of a rollout."""
-    env_workers: int = 2
-    """Threads for tools, tests and grades."""
-    python: Path | None = None
-    """Interpreter for the tests; by default the one that the tasks were built with."""
-    sandbox: SandboxKind = "auto"
-    toolset: Toolset = "basic"
-    """Tools offered to agents: `basic`, or `shell` for commands and patches of their own."""
-    engine: EngineKind = "transformers"
-    """Engine that samples a model: in this process, or on a server that holds it."""
-    forgeable: bool = False
-    """Take also tasks whose reward can be forged (`tasks.strength`)."""
-    server_url: str | None = None
-    """`http://HOST:PORT` of that server."""
-    max_requests: int | None = None
-    """Most turns asked of the server at a time; None for no limit."""
-    timeout_s: float | None = None
-    """Most seconds of one rollout in its tools, tests and requests; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +53,14 @@ def rollout(
 
     Args:
         tasks: tasks, or their folder.
-        policy: a model's folder or Hugging Face id; or `oracle` (the solution), `noop` (submit at once), `random`.
+        policy: a model's folder or Hugging Face id; or `oracle` (the solution), `noop` (submit at once), `random`; or
+            `teacher:NAME`, a model behind an endpoint.
         options: fields of `RolloutOptions`.
 
     Raises:
         ConfigError: there is no such policy or option.
         TaskError, SandboxError: tests do not run here.
+        TeacherError: a teacher could not be asked, or the cap is reached.
     """
     chosen = RolloutOptions(**options)
     groups, _ = rollout_groups(_tasks(tasks, forgeable=chosen.forgeable), policy, group_size, chosen)
@@ -147,21 +114,36 @@ def rollout_groups(
     tasks = [task for task in tasks if task.spec.task_id in pythons]
     if policy not in REQUIRED:  # those that must solve or fail every task show more
         tasks = sound_tasks(tasks, pythons, sandbox=box)
-    opened = open_policy(policy, tasks, options.toolset, options.engine, options.server_url)
-    budgets = {name: getattr(options, name) for name in ("turn_tokens", "trajectory_tokens", "context_tokens", "max_turns")}
     shared: dict[str, Any] = {"sandbox": box, "grade_cache": GradeCache(), "test_cache": TestCache(), "toolset": options.toolset}
+
+    def make_env(task: Task) -> CodingEnv:
+        return CodingEnv(task, python=pythons[task.spec.task_id], **shared)
+
+    return wait_for(_collected(tasks, policy, group_size, options, make_env, on_progress, on_groups)), isolation
+
+
+async def _collected(
+    tasks: Sequence[Task],
+    policy: str,
+    group_size: int,
+    options: RolloutOptions,
+    make_env: Callable[[Task], CodingEnv],
+    on_progress: Callable[[int], None] | None,
+    on_groups: Callable[[list[Group]], None] | None,
+) -> list[Group]:
+    budgets = {name: getattr(options, name) for name in ("turn_tokens", "trajectory_tokens", "context_tokens", "max_turns")}
     groups: list[Group] = []
     size = groups_at_once(group_size, _PER_COLLECTION if options.engine == "transformers" else None, len(tasks))
-    for start in range(0, len(tasks), size):
+    async with open_policy(policy, tasks, options) as opened:
+        for start in range(0, len(tasks), size):
 
-        def report(progress: Progress, before: int = start * group_size) -> None:
-            if on_progress is not None:
-                on_progress(before + progress.finished)
+            def report(progress: Progress, before: int = start * group_size) -> None:
+                if on_progress is not None:
+                    on_progress(before + progress.finished)
 
-        part = wait_for(
-            collect_groups(
+            part = await collect_groups(
                 tasks[start : start + size],
-                make_env=lambda task: CodingEnv(task, python=pythons[task.spec.task_id], **shared),
+                make_env=make_env,
                 engine=opened.engine,
                 renderer=opened.renderer,
                 budgets=replace(opened.budgets, **{k: v for k, v in budgets.items() if v is not None}),
@@ -175,11 +157,10 @@ def rollout_groups(
                 timeout_s=options.timeout_s,
                 on_progress=report,
             )
-        )
-        groups += part
-        if on_groups is not None:
-            on_groups(part)
-    return groups, isolation
+            groups += part
+            if on_groups is not None:
+                on_groups(part)
+    return groups
 
 
 def _tasks(given: Sequence[Task] | str | os.PathLike[str], *, forgeable: bool) -> list[Task]:

@@ -113,14 +113,15 @@ def from_logs(
     """Make preference pairs of logs: import them, ask teachers what they would have done at every turn, and compare.
 
     It does what `composer traces import`, `composer traces states`, `composer replay` and `composer pairs extract` do, one after
-    the other. Killed or repeated, it resumes: answers in the ledger are not asked or paid for again. Where some questions have no
-    answer, it makes the pairs of the others and exits with 6.
+    the other. Teachers can call only tools that they are shown: where logs do not describe them, as those of Claude Code and
+    Codex, --tools does, and states without any are not asked about. Killed or repeated, it resumes: answers in the ledger are not
+    asked or paid for again. Where some questions have no answer, it makes the pairs of the others and exits with 6.
     """
     from composer_replication.cli import replay_cmd, traces_cmd
 
     states, answers = out / "states.jsonl", out / "answers.jsonl"
     traces_cmd.import_(logs, out, tools=tools)
-    traces_cmd.states(out, states)
+    traces_cmd.write_answerable_states(out, states)
     unanswered = False
     try:
         replay_cmd.replay(states, teachers, out, max_usd)

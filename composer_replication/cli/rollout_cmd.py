@@ -7,16 +7,19 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from composer_replication.api.policies import REQUIRED, EngineKind, check_policy
-from composer_replication.api.rollouts import Evaluation, RolloutOptions, evaluation_of, rollout_groups
+from composer_replication.api.policies import REQUIRED, check_policy
+from composer_replication.api.rollout_options import EngineKind, RolloutOptions
+from composer_replication.api.rollouts import Evaluation, evaluation_of, rollout_groups
 from composer_replication.cli.support.options import ForgeableOption, SandboxOption, marked
+from composer_replication.config import TEACHER
 from composer_replication.envs.tools import Toolset
-from composer_replication.observe import Terminal, mean_and_se
+from composer_replication.observe import Terminal, mean_and_se, usd
 from composer_replication.observe.console import Console, echo
+from composer_replication.tasks.store import Task
 from composer_replication.tasks.strength import load_strong_tasks
 from composer_replication.tasks.wording import worded
 from composer_replication.types import Group, InstructionStyle, Trajectory, cause_of, to_json
@@ -24,14 +27,35 @@ from composer_replication.types.errors import StorageError
 
 EXIT_UNSOUND = 10
 """The oracle did not solve every task, or doing nothing solved one."""
+PolicyOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="oracle (the solution), noop (submit at once), random (random calls), teacher:NAME (one of --teachers), or a model: "
+        "a folder or an id."
+    ),
+]
+TeachersOption: TypeAlias = Annotated[
+    Path | None, typer.Option(help="TOML file with \\[\\[teachers]] tables, as a run file has them, for teacher:NAME.")
+]
+ModelOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="The model that is to learn from a teacher, a folder or an id: its chat template writes the teacher's turns, and "
+        "budgets are counted in its tokens."
+    ),
+]
+MaxUsdOption: TypeAlias = Annotated[
+    float | None, typer.Option(min=0.0, help="Cap on everything the teacher's ledger in --out has paid or holds, in US dollars.")
+]
+OutOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(file_okay=False, help="Folder for trajectories.jsonl and summary.json, and for a teacher's ledger.sqlite."),
+]
 
 
 def rollout(
     tasks: Annotated[Path, typer.Option(help="Folder of tasks, as `composer tasks build` writes it.")],
-    policy: Annotated[
-        str,
-        typer.Option(help="oracle (the solution), noop (submit at once), random (random calls), or a model: a folder or an id."),
-    ],
+    policy: PolicyOption,
     group_size: Annotated[int, typer.Option(min=1, help="Rollouts per task.")] = 1,
     limit: Annotated[int | None, typer.Option(min=1, help="Take only the first N tasks.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
@@ -42,7 +66,7 @@ def rollout(
     max_turns: Annotated[int | None, typer.Option(min=1, help="Most turns of a rollout.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Number of tests run at a time.")] = 2,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
-    out: Annotated[Path | None, typer.Option(file_okay=False, help="Folder for trajectories.jsonl and summary.json.")] = None,
+    out: OutOption = None,
     sandbox: SandboxOption = "auto",
     forgeable: ForgeableOption = False,
     instruction: Annotated[
@@ -53,15 +77,17 @@ def rollout(
         EngineKind, typer.Option(help="Engine that samples a model: here, or on a server that holds it.")
     ] = "transformers",
     server_url: Annotated[str | None, typer.Option(help="http://HOST:PORT of the vLLM or SGLang server.")] = None,
+    teachers: TeachersOption = None,
+    model: ModelOption = None,
+    max_usd: MaxUsdOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, all else to stderr.")] = False,
 ) -> None:
     """Let a policy work on tasks: reward, stop reasons, turns and tokens per task, and their mean with its standard error.
 
-    `oracle` must score 1 on every task and `noop` 0, and every policy 0 on an impossible one; otherwise the exit code is 10.
+    `oracle` must score 1 on every task and `noop` 0, and every policy 0 on an impossible one; otherwise the exit code is 10. A
+    teacher is asked over HTTP; repeated, the command asks and pays for nothing twice. `sft.traces` takes its trajectories.jsonl.
     """
     terminal = Terminal(Console(stderr=True) if json_output else None)
-    check_policy(policy, engine, server_url)
-    chosen = worded(load_strong_tasks(tasks, forgeable=forgeable)[:limit], instruction)
     options = RolloutOptions(
         seed=seed,
         temperature=temperature,
@@ -76,10 +102,26 @@ def rollout(
         engine=engine,
         server_url=server_url,
         forgeable=forgeable,
+        teachers=teachers,
+        model=model,
+        ledger=None if out is None else out / "ledger.sqlite",
+        max_usd=max_usd,
     )
-    with terminal.phase(f"{policy}: rollouts", len(chosen) * group_size) as shown:
+    check_policy(policy, options)
+    chosen = worded(load_strong_tasks(tasks, forgeable=forgeable)[:limit], instruction)
+    found = _rolled_out(terminal, chosen, policy, group_size, options, out)
+    if policy.startswith(TEACHER):
+        _note_spent(terminal, options.ledger)
+    _finish(terminal, _summary(found), out, json_output=json_output)
+
+
+def _rolled_out(
+    terminal: Terminal, tasks: Sequence[Task], policy: str, group_size: int, options: RolloutOptions, out: Path | None
+) -> Evaluation:
+    """Make the rollouts, write each part of them as soon as it is there, and return what they amount to."""
+    with terminal.phase(f"{policy}: rollouts", len(tasks) * group_size) as shown:
         groups, isolation = rollout_groups(
-            chosen,
+            tasks,
             policy,
             group_size,
             options,
@@ -87,7 +129,7 @@ def rollout(
             on_groups=None if out is None else _TrajectoryWriter(out / "trajectories.jsonl"),
             on_isolation=terminal.isolation,
         )
-    _finish(terminal, _summary(evaluation_of(policy, chosen, groups, isolation)), out, json_output=json_output)
+    return evaluation_of(policy, tasks, groups, isolation)
 
 
 def _finish(terminal: Terminal, summary: dict[str, Any], out: Path | None, *, json_output: bool) -> None:
@@ -99,6 +141,13 @@ def _finish(terminal: Terminal, summary: dict[str, Any], out: Path | None, *, js
         echo(json.dumps(summary))
     if summary["deviating"]:
         raise typer.Exit(EXIT_UNSOUND)
+
+
+def _note_spent(terminal: Terminal, path: Path | None) -> None:
+    from composer_replication.teachers import Ledger
+
+    with Ledger(path) as ledger:
+        terminal.note(f"{path} has ${usd(ledger.spent_usd)} in it")
 
 
 class _TrajectoryWriter:
@@ -164,6 +213,8 @@ def _show(terminal: Terminal, summary: dict[str, Any]) -> None:
     counted = f"{summary['tasks']} tasks, {summary['trajectories']} rollouts, {summary['sampled_tokens']} sampled tokens"
     spread = "" if se is None else f" ± {se:.3f} (standard error over tasks)"
     terminal.note(f"reward {'n/a' if mean is None else f'{mean:.3f}'}{spread}: {counted}, {summary['unscored']} unscored")
+    if ungraded := next((row for row in summary["per_task"] if row["unscored"]), None):
+        terminal.note(f"unscored on {ungraded['task_id']}, for one: {ungraded['why']}")
     if summary["cheat_alarms"]:
         causes = "; ".join(f"{cause} ({count})" for cause, count in summary["alarm_causes"].items())
         terminal.note(f"CHEAT ALARM: {summary['cheat_alarms']} rollouts raised an alarm; read their trajectories. {causes}")

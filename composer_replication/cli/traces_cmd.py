@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +14,11 @@ from composer_replication.cli.support.kinds import refuse_other_kind
 from composer_replication.cli.support.options import refuse_overwriting
 from composer_replication.observe.console import Console, echo
 from composer_replication.observe.files import replace_file
-from composer_replication.traces import Import, import_traces, read_traces, readers, states_from_traces, write_atif
+from composer_replication.traces import Import, TraceState, import_traces, read_traces, readers, states_from_traces, write_atif
 from composer_replication.traces.importing import ACCOUNT, TRACES, load_tools
 from composer_replication.traces.states import lacks_tools
-from composer_replication.types.errors import TraceError
+from composer_replication.types.errors import ConfigError, TraceError
+from composer_replication.types.transcript import Trace
 
 app = typer.Typer(no_args_is_help=True, help="Logs of any agent as traces: import them, look at states, export.")
 
@@ -93,15 +95,53 @@ def states(
     """Write every turn whose exact context is known as a state that teachers can re-answer. Exits with 9 when there is none."""
     refuse_overwriting({"FOLDER": _file(folder)}, {"--out": out})
     traces = list(read_traces(_file(folder)))
+    found = _exact_states(traces)
+    _write_states(found, out, _incomplete(traces, found))
+    _print_toolless(len(found) - len(states_from_traces(_with_tools(traces))), len(found))
+
+
+def write_answerable_states(folder: Path, out: Path) -> None:
+    """Write the states of imported traces whose agent called no tools, or tools that are named.
+
+    Raises:
+        ConfigError: there are states, and all of them are of agents whose tools nobody names: teachers could not call one.
+        TraceError: there is no state.
+    """
+    traces = list(read_traces(_file(folder)))
+    found, answerable = _exact_states(traces), states_from_traces(_with_tools(traces))
+    if not answerable:
+        raise ConfigError(
+            f"all {len(found)} states are of agents whose logs do not describe the tools that they called: teachers can call no "
+            "tool that they are not shown, so no pair would come of their answers, and none was asked",
+            fix="describe the tools in a JSON list, in OpenAI's or Anthropic's form, and give it as --tools FILE",
+        )
+    without = {"whose tools are not described": len(found) - len(answerable)}
+    _write_states(answerable, out, _incomplete(traces, found) | without)
+
+
+def _with_tools(traces: Sequence[Trace]) -> list[Trace]:
+    return [trace for trace in traces if not lacks_tools(trace)]
+
+
+def _exact_states(traces: Sequence[Trace]) -> list[TraceState]:
+    """Return all states. Raises TraceError where there is none."""
     found = states_from_traces(traces)
     if not found:
         raise TraceError(
             f"no states: of {sum(len(trace.turns) for trace in traces)} turns none has an exact context", fix=_NO_STATES
         )
-    replace_file(out, b"".join(json.dumps(state).encode() + b"\n" for state in found))
-    left = sum(len(trace.turns) for trace in traces) - len(found)
-    echo(f"{len(found)} states in {out}" + (f"; {left} turns left out, whose context is incomplete" if left else ""))
-    _print_toolless(sum(len(states_from_traces([trace])) for trace in traces if lacks_tools(trace)), len(found))
+    return found
+
+
+def _incomplete(traces: Sequence[Trace], states: Sequence[TraceState]) -> dict[str, int]:
+    return {"whose context is incomplete": sum(len(trace.turns) for trace in traces) - len(states)}
+
+
+def _write_states(states: Sequence[TraceState], out: Path, left_out: Mapping[str, int]) -> None:
+    """Write states, and say how many turns are left out and why."""
+    replace_file(out, b"".join(json.dumps(state).encode() + b"\n" for state in states))
+    told = "".join(f"; {count} turns left out, {why}" for why, count in left_out.items() if count)
+    echo(f"{len(states)} states in {out}{told}")
 
 
 _NO_STATES = "import logs that hold what the model saw: docs/traces.md says what each format lacks"

@@ -6,7 +6,7 @@ from composer_replication.config.curriculum import CurriculumConfig
 from composer_replication.config.diloco import DilocoConfig
 from composer_replication.config.env import EnvConfig
 from composer_replication.config.fields import FieldLine, field_lines
-from composer_replication.config.load import config_from, load_config, load_teachers, resolve_arm, to_toml
+from composer_replication.config.load import TEACHER, config_from, load_config, load_teachers, resolve_arm, to_toml
 from composer_replication.config.loss import (
     EffortConfig,
     HintConfig,
@@ -34,6 +34,7 @@ from composer_replication.config.sft import SftConfig
 from composer_replication.config.substrate import SubstrateConfig, SubstrateType
 
 __all__ = [
+    "TEACHER",
     "BackendName",
     "CurriculumConfig",
     "DilocoConfig",

@@ -44,6 +44,8 @@ _SOURCES = "name a folder, a .jsonl or .jsonl.gz file, or hf:NAME"
 _FOLDERS = {"reward.prm.path": "name the folder `model` that `composer prm train` wrote"}
 """Fields that name a folder to be read, likewise."""
 _PATHS = _FILES | _FOLDERS
+TEACHER = "teacher:"
+"""Begins the name of a policy that is a teacher; the teacher's own name follows."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), *, env_given: bool = False) -> RunConfig:

@@ -32,8 +32,9 @@ class SftConfig(Section):
     write none here. Turn it on when the model passes few tasks."""
     traces: Annotated[tuple[Path, ...], _IF_ENABLED] = ()
     """Learn from the conversations in these files too: `trajectories.jsonl` of `composer rollout --out`, by this model or by a
-    teacher, or `traces.jsonl` of `composer traces import --out`. Those that are known to have failed are left out, and those that
-    write what a held-out task deletes."""
+    teacher (`--policy teacher:NAME`), or `traces.jsonl` of `composer traces import --out`. Rollouts that failed or could not be
+    graded are left out, and so is what belongs to a held-out task or writes what one deletes. A log that does not say how it
+    ended is learnt from as if it had passed; the run says how many those are."""
     per_task: Annotated[Positive, _IF_ENABLED] = 4
     """Learn from at most this many different demonstrations of a task from each source, so that easy tasks do not dominate."""
     steps: Annotated[Positive, _IF_ENABLED] = 50

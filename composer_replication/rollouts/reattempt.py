@@ -24,6 +24,7 @@ class Reattempt(Rollout):
         hinted: its turn, in both contexts.
         env: a fresh episode of the same task whose every move is a `step`: the calls of earlier turns are made in it again.
         seed, context_tokens: as in `Rollout`.
+        switch: the setting of a run file without which there are no re-attempts, e.g. `sft.reattempts = false`.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class Reattempt(Rollout):
         *,
         seed: int,
         context_tokens: int,
+        switch: str,
     ) -> None:
         name = f"{failed.trajectory_id}/{AGAIN}"
         super().__init__(name, env, renderer, budgets, seed=seed, context_tokens=context_tokens)
         self._failed = failed
         self._hinted = hinted
+        self._switch = switch
 
     def begin(self) -> None:
         """Bring the env to where it stood before the turn."""
@@ -51,8 +54,8 @@ class Reattempt(Rollout):
                 for call, known in zip(turn.tool_calls, turn.results, strict=False):
                     if self.env.step(call).status != known.status:
                         raise SandboxError(
-                            f"the call {call.name} did not end as it did the first time",
-                            fix="make the task's tests and commands repeatable, or set loss.replay.reattempts = 0",
+                            f"the call {call.name} did not end as it did the first time: make the task's tests and commands "
+                            f"repeatable, or set {self._switch}"
                         )
         except FAULTS as error:
             self._break(error)

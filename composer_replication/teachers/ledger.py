@@ -2,14 +2,19 @@
 
 A call is a row. It is `open` while it is in progress, with the most it can cost reserved. It ends `paid`, at a cost that is
 known, or `held`, because it may be billed at an unknown price: it was sent and brought no answer, its reply named an impossible
-price, or the process that made it died. Then it counts with what such calls usually cost at most (`habits`), where that is known,
-and else with its reservation. A call that cannot have been billed leaves no row. What is held stays so until the provider's bill
-is read (`Ledger.reconcile`). A question without an answer may be asked again, which is another call.
+price, or the process that made it died. A call that cannot have been billed leaves no row. What is held stays so until the
+provider's bill is read (`Ledger.reconcile`). A question without an answer may be asked again, which is another call.
+
+**Which quantity bounds what.** A call is admitted when everything paid, everything held, and the most that the calls in progress
+and this one can cost are within the cap. So what is *paid* never exceeds the cap, whatever the calls in progress turn out to
+cost, unless a provider charges more than the most. A lost call is held at an estimate (`habits`), not at the most, and at a
+better one as more calls of its teacher are paid; its prompt's tokens are known exactly when its question has an answer. So the
+provider's *bill* is at most what is paid and held, unless the lost calls, taken together, were dearer than their estimates, and
+then it can exceed the cap: by the difference, which is less than the sum of `most` over the lost calls.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,48 +22,39 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
-from composer_replication.types.errors import StorageError
+from composer_replication.teachers.habits import FEWEST, RECENT, CallParts, Habits, Used
+from composer_replication.teachers.ledger_file import open_calls, storage_errors, take_lock
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
-_FORMAT = 3
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS calls (
-    call_id TEXT PRIMARY KEY,
-    key TEXT NOT NULL,
-    teacher TEXT NOT NULL,
-    status TEXT NOT NULL CHECK (status IN ('open', 'paid', 'held')),
-    usd REAL NOT NULL,
-    answer TEXT,
-    note TEXT NOT NULL,
-    unix_s REAL NOT NULL,
-    most REAL,
-    likely REAL
-) STRICT, WITHOUT ROWID;
-CREATE UNIQUE INDEX IF NOT EXISTS one_answer ON calls (key) WHERE answer IS NOT NULL OR status = 'open';
-"""
-_FROM_FORMAT_1 = """
-INSERT INTO calls SELECT
-    lower(hex(randomblob(16))), substr(key, 1, 64), teacher, iif(answer IS NULL OR instr(key, ' '), 'held', 'paid'), usd,
-    iif(instr(key, ' '), NULL, answer), '', unix_s, NULL, NULL
-FROM answers;
-DROP TABLE answers;
-"""
-_FROM_FORMAT_2 = "ALTER TABLE calls ADD COLUMN most REAL; ALTER TABLE calls ADD COLUMN likely REAL;"
 AT_RISK = 0.05
-"""Share of a cap that may be held for calls that a run left behind when it ended. Half of what is left of it may be in progress
-at a time, or one call, so that a run that is killed again and again leaves no more than this behind, and one call each time."""
-_LEAST_AT_RISK = 0.01
-"""The part of it that is left for the next calls however much is held: what is held counts until a bill is read."""
+"""Share of a cap that may be held for calls that runs left behind when they ended. Half of what is left of it may be in progress
+at a time, or one call."""
+LEAST_AT_RISK = 0.01
+"""Share of it that may be in progress at a time however much is held, as what is held counts until a bill is read. Three kills
+leave at most 2.5, 1.25 and 1 % of the cap behind, and each further one 1 %, where no single call costs more."""
+CACHED_S = 240.0
+"""For so many seconds a provider keeps a prompt in its cache: five minutes after its last use, as Anthropic and OpenAI say on
+their pages on prompt caching, less one for a call that waits in line."""
 STOPPED = "the run stopped waiting for it"
 """Reason of a call that is held because the run ended before it."""
 _KILLED = "the run ended while the call was under way"
+_LEFT_BEHIND = "note IN (?, ?)"
+_USED = """
+SELECT tokens_per_byte, answer_share, price_share FROM calls
+WHERE teacher = ? AND status = 'paid' AND answer IS NOT NULL AND tokens_per_byte IS NOT NULL ORDER BY unix_s DESC LIMIT ?
+"""
+_LOST = f"""
+SELECT call_id, usd, most, prompt_usd, answer_usd, follows, {_LEFT_BEHIND},
+    (SELECT tokens_per_byte FROM calls AS answered WHERE answered.key = lost.key AND answered.answer IS NOT NULL)
+FROM calls AS lost WHERE teacher = ? AND status = 'held' AND answer IS NULL AND prompt_usd IS NOT NULL
+"""
 
 
 class AskedAlreadyError(Exception):
@@ -86,6 +82,14 @@ class Reconciled:
     """Calls on the bill that this ledger did not make."""
 
 
+class _OpenCall(NamedTuple):
+    teacher: str
+    usd: float
+    """Reserved."""
+    likely_usd: float
+    """Held for it if this process dies."""
+
+
 class Ledger(AbstractContextManager["Ledger"]):
     """One process at a time may hold a ledger; within it, threads and coroutines share one object.
 
@@ -102,36 +106,32 @@ class Ledger(AbstractContextManager["Ledger"]):
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = None if path is None else Path(path)
         self._mutex = threading.Lock()
-        self._open_usd: dict[str, float] = {}
-        self._open_likely: dict[str, float] = {}
+        self._open: dict[str, _OpenCall] = {}
+        self._habits: dict[str, Habits] = {}
         self._lock_fd: int | None = None
         if self.path is not None:
-            self._lock_fd = _take_lock(self.path.resolve())  # a link to the file is the file
+            self._lock_fd = take_lock(self.path.resolve())  # a link to the file is the file
         try:
-            self._db = self._open()
-            self._committed_usd, self._left_usd = self.spent_usd, self._left_behind()
+            self._db = open_calls(self.path)
+            try:
+                self._take_over()
+            except BaseException:
+                self._db.close()
+                raise
         except BaseException:
             self._unlock()
             raise
 
-    def _open(self) -> sqlite3.Connection:
-        with self._storage_errors():
-            db = sqlite3.connect(self.path or ":memory:", isolation_level=None, check_same_thread=False)
-        try:
-            with self._storage_errors():
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute("PRAGMA synchronous = FULL")
-                found = db.execute("PRAGMA user_version").fetchone()[0]
-                if found not in (0, 1, 2, _FORMAT):
-                    raise StorageError(f"{self.path} is a ledger of format {found}", fix="use another file for this version")
-                converted = {1: _FROM_FORMAT_1, 2: _FROM_FORMAT_2}.get(found, "")
-                db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}{converted}PRAGMA user_version = {_FORMAT};COMMIT;")
-                ended = "UPDATE calls SET status = 'held', usd = coalesce(likely, usd), note = ? WHERE status = 'open'"
-                db.execute(ended, (_KILLED,))
-        except StorageError:
-            db.close()
-            raise
-        return db
+    def _take_over(self) -> None:
+        """Hold what the last holder left open, and estimate every lost call anew."""
+        self._committed_usd = self._left_usd = 0.0
+        with self._mutex, storage_errors(self.path):
+            ended = "UPDATE calls SET status = 'held', usd = coalesce(likely, usd), note = ? WHERE status = 'open'"
+            self._db.execute(ended, (_KILLED,))
+            lost = "SELECT DISTINCT teacher FROM calls WHERE status = 'held' AND answer IS NULL"
+            for (teacher,) in self._db.execute(lost).fetchall():
+                self._estimate_lost(teacher)
+        self._committed_usd, self._left_usd = self.spent_usd, self._left_behind()
 
     # --- calls ----------------------------------------------------------------------------------------------------------
 
@@ -144,114 +144,121 @@ class Ledger(AbstractContextManager["Ledger"]):
         return answer
 
     def reserve(
-        self, key: str, *, teacher: str, usd: float, cap_usd: float | None, likely_usd: float | None = None
+        self,
+        key: str,
+        *,
+        teacher: str,
+        usd: float,
+        cap_usd: float | None,
+        likely_usd: float | None = None,
+        parts: CallParts | None = None,
     ) -> str | None:
         """Reserve `usd`, the most it can cost, for a call about to be made, and name the call. None, with nothing reserved, when
         it is not admitted.
 
         Args:
             likely_usd: see `admits`; what is held for the call if this process dies. None for all that is reserved.
+            parts: what the call is estimated from if it is lost; None for one that is then held as it is.
 
         Raises:
             AskedAlreadyError: a call under the key is in progress or has brought an answer.
         """
         call_id = uuid.uuid4().hex
-        with self._mutex, self._storage_errors():
+        with self._mutex, storage_errors(self.path):
             if not self.admits(usd, cap_usd, likely_usd=likely_usd):
                 return None
-            row = (call_id, key, teacher, usd, time.time(), usd, likely_usd)
+            columns = "call_id, key, teacher, status, usd, note, unix_s, most, likely, prompt_usd, answer_usd, follows"
+            row = (call_id, key, teacher, usd, time.time(), usd, likely_usd, *(parts or (None, None, None)))
             try:
-                self._db.execute("INSERT INTO calls VALUES (?, ?, ?, 'open', ?, NULL, '', ?, ?, ?)", row)
+                self._db.execute(f"INSERT INTO calls ({columns}) VALUES (?, ?, ?, 'open', ?, '', ?, ?, ?, ?, ?, ?)", row)
             except sqlite3.IntegrityError as taken:
                 raise AskedAlreadyError(key) from taken
-            self._open_usd[call_id] = usd
-            self._open_likely[call_id] = usd if likely_usd is None else likely_usd
+            self._open[call_id] = _OpenCall(teacher, usd, usd if likely_usd is None else likely_usd)
             self._committed_usd += usd
             return call_id
 
     def admits(self, usd: float, cap_usd: float | None, *, likely_usd: float | None = None) -> bool:
         """Return whether `usd` could be reserved at this moment: with everything spent and held it is within the cap, and, where
-        `likely_usd` is given, what would be held if this process died now is no more than `AT_RISK` allows."""
+        `likely_usd` is given, what would be held if this process died now is no more than `AT_RISK` and `LEAST_AT_RISK` allow."""
         if cap_usd is None:
             return True
         if not self._committed_usd + usd <= cap_usd:
             return False
-        if not likely_usd or not self._open_usd:
+        if not likely_usd or not self._open:
             return True
-        room = max(AT_RISK * cap_usd - self._left_usd, _LEAST_AT_RISK * cap_usd) / 2
-        return sum(self._open_likely.values()) + likely_usd <= room
+        room = max((AT_RISK * cap_usd - self._left_usd) / 2, LEAST_AT_RISK * cap_usd)
+        return sum(call.likely_usd for call in [*self._open.values()]) + likely_usd <= room
 
-    def settle(self, call_id: str, *, usd: float, answer: Mapping[str, Any], doubt: str = "") -> None:
+    def settle(self, call_id: str, *, usd: float, answer: Mapping[str, Any], doubt: str = "", used: Used | None = None) -> None:
         """End a call that brought an answer, at its real cost.
 
         Args:
             doubt: why `usd` may not be what is billed: the amount is held.
+            used: what it says of the teacher's other calls, where there is no doubt; None for nothing.
 
         Raises:
             ValueError: no such call is in progress.
         """
-        status, record = "held" if doubt else "paid", json.dumps(answer)
-        with self._mutex, self._storage_errors():
-            reserved = self._under_way(call_id)
+        status, learnt, record = ("held", None, json.dumps(answer)) if doubt else ("paid", used, json.dumps(answer))
+        with self._mutex, storage_errors(self.path):
+            call = self._under_way(call_id)
+            habits = self._habits_of(call.teacher)
             self._db.execute(
-                "UPDATE calls SET status = ?, usd = ?, answer = ?, note = ?, unix_s = ? WHERE call_id = ?",
-                (status, usd, record, doubt, time.time(), call_id),
+                "UPDATE calls SET status = ?, usd = ?, answer = ?, note = ?, unix_s = ?, tokens_per_byte = ?, answer_share = ?, "
+                "price_share = ? WHERE call_id = ?",
+                (status, usd, record, doubt, time.time(), *(learnt or (None, None, None)), call_id),
             )
-            self._end(call_id)
-            self._committed_usd += usd - reserved
+            del self._open[call_id]
+            self._committed_usd += usd - call.usd
+            if learnt is not None:
+                habits.add(learnt)
+                if habits.num_seen % FEWEST == 0:
+                    self._estimate_lost(call.teacher)
 
     def hold(self, call_id: str, *, reason: str, usd: float | None = None) -> None:
         """End a call that may be billed and brought no answer.
 
         Args:
-            usd: what is held for it, at most its reservation; None for all of that.
+            usd: what is held for it, at most its reservation; None for all of that, whatever is learnt later.
 
         Raises:
             ValueError: no such call is in progress.
         """
-        with self._mutex, self._storage_errors():
-            reserved = self._under_way(call_id)
+        with self._mutex, storage_errors(self.path):
+            reserved = self._under_way(call_id).usd
             held = reserved if usd is None else min(usd, reserved)
-            self._db.execute("UPDATE calls SET status = 'held', usd = ?, note = ? WHERE call_id = ?", (held, reason, call_id))
-            self._end(call_id)
+            ended = "status = 'held', usd = ?, note = ?, prompt_usd = iif(?, NULL, prompt_usd)"
+            self._db.execute(f"UPDATE calls SET {ended} WHERE call_id = ?", (held, reason, usd is None, call_id))
+            del self._open[call_id]
             self._committed_usd += held - reserved
             self._left_usd += held if reason == STOPPED else 0.0
 
     def release(self, call_id: str) -> None:
         """Forget a call that cannot have been billed. Raises ValueError as `settle`."""
-        with self._mutex, self._storage_errors():
-            reserved = self._under_way(call_id)
+        with self._mutex, storage_errors(self.path):
+            reserved = self._under_way(call_id).usd
             self._db.execute("DELETE FROM calls WHERE call_id = ?", (call_id,))
-            self._end(call_id)
+            del self._open[call_id]
             self._committed_usd -= reserved
-
-    def reserved_for(self, call_id: str) -> float:
-        """Return what is reserved for a call in progress. Raises ValueError as `settle`."""
-        return self._under_way(call_id)
 
     def is_open(self, call_id: str) -> bool:
         """Return whether a call is in progress."""
-        return call_id in self._open_usd
+        return call_id in self._open
+
+    def sent_lately(self, *keys: str) -> bool:
+        """Return whether a call under one of these keys was made within `CACHED_S`, by this process or one before it."""
+        marks, since = ", ".join("?" * len(keys)), time.time() - CACHED_S
+        return self._query(f"SELECT 1 FROM calls WHERE key IN ({marks}) AND unix_s > ? LIMIT 1", *keys, since) is not None
 
     @property
     def any_open(self) -> bool:
         """True when any call is in progress."""
-        return bool(self._open_usd)
+        return bool(self._open)
 
-    def shares(self, teacher: str, count: int) -> list[float]:
-        """Return what the teacher's last paid answers cost, each as a share of the most it could cost, the newest last."""
-        paid = "teacher = ? AND status = 'paid' AND answer IS NOT NULL AND most > 0"
-        query = f"SELECT usd / most FROM calls WHERE {paid} ORDER BY unix_s DESC LIMIT ?"
-        with self._mutex, self._storage_errors():
-            return [share for (share,) in self._db.execute(query, (teacher, count))][::-1]
-
-    def _end(self, call_id: str) -> None:
-        del self._open_usd[call_id], self._open_likely[call_id]
-
-    def _under_way(self, call_id: str) -> float:
-        if call_id not in self._open_usd:
+    def _under_way(self, call_id: str) -> _OpenCall:
+        if call_id not in self._open:
             raise ValueError(f"no call {call_id} is under way")
-        return self._open_usd[call_id]
+        return self._open[call_id]
 
     def reconcile(self, bill: Mapping[str, float]) -> Reconciled:
         """Replace what was held by the provider's bill.
@@ -263,21 +270,52 @@ class Ledger(AbstractContextManager["Ledger"]):
         Raises:
             ValueError: calls are in progress, so that no bill can be complete.
         """
-        with self._mutex, self._storage_errors():
-            if self._open_usd:
-                raise ValueError(f"{len(self._open_usd)} calls are under way")
+        with self._mutex, storage_errors(self.path):
+            if self._open:
+                raise ValueError(f"{len(self._open)} calls are under way")
             rows = self._db.execute("SELECT call_id, status, usd FROM calls").fetchall()
             held = {call_id for call_id, status, _ in rows if status == "held"}
             paid = {call_id: usd for call_id, status, usd in rows if status == "paid"}
             changed = {i: bill.get(i, 0.0) for i in held} | {i: bill[i] for i, usd in paid.items() if bill.get(i, usd) != usd}
-            with self._db:
-                self._db.execute("BEGIN IMMEDIATE")
-                settled = [(usd, call_id) for call_id, usd in changed.items()]
-                self._db.executemany("UPDATE calls SET status = 'paid', usd = ? WHERE call_id = ?", settled)
+            self._set("status = 'paid', usd = ?", changed)
         self._committed_usd, self._left_usd = self.spent_usd, self._left_behind()
         billed = len(held & bill.keys())
         unknown = len(bill.keys() - held - paid.keys())
         return Reconciled(billed=billed, free=len(held) - billed, corrected=len(changed) - len(held), unknown=unknown)
+
+    # --- estimates ------------------------------------------------------------------------------------------------------
+
+    def habits(self, teacher: str) -> Habits:
+        """Return what is known of the teacher's calls; it learns from each that is paid."""
+        with self._mutex, storage_errors(self.path):
+            return self._habits_of(teacher)
+
+    def _habits_of(self, teacher: str) -> Habits:
+        if teacher not in self._habits:
+            rows = self._db.execute(_USED, (teacher, RECENT)).fetchall()
+            self._habits[teacher] = Habits(Used(*row) for row in reversed(rows))
+        return self._habits[teacher]
+
+    def _estimate_lost(self, teacher: str) -> None:
+        """Hold the teacher's lost calls at what is known of its calls by now, each at no more than was reserved for it."""
+        habits, changed = self._habits_of(teacher), dict[str, float]()
+        rows = self._db.execute(_LOST, (_KILLED, STOPPED, teacher)).fetchall()
+        for call_id, held, most, prompt_usd, answer_usd, follows, left_behind, tokens_per_byte in rows:
+            parts = CallParts(prompt_usd, answer_usd, bool(follows))
+            usd = min(most, habits.likely_usd(parts, tokens_per_byte=tokens_per_byte, whole_answer=not left_behind))
+            if usd != held:
+                changed[call_id] = usd
+                self._committed_usd += usd - held
+                self._left_usd += usd - held if left_behind else 0.0
+        self._set("usd = ?", changed)
+
+    def _set(self, column: str, usd: Mapping[str, float]) -> None:
+        """Write amounts by call id, all or none."""
+        if usd:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                rows = [(amount, call_id) for call_id, amount in usd.items()]
+                self._db.executemany(f"UPDATE calls SET {column} WHERE call_id = ?", rows)
 
     # --- money ----------------------------------------------------------------------------------------------------------
 
@@ -312,7 +350,7 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     def _left_behind(self) -> float:
         """Return USD held for calls that a run left behind when it ended."""
-        row = self._query("SELECT SUM(usd) FROM calls WHERE status = 'held' AND note IN (?, ?)", _KILLED, STOPPED)
+        row = self._query(f"SELECT SUM(usd) FROM calls WHERE status = 'held' AND {_LEFT_BEHIND}", _KILLED, STOPPED)
         return float(row[0] or 0.0) if row else 0.0
 
     def _sum(self, *statuses: str) -> float:
@@ -320,7 +358,7 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     def _by_teacher(self, *statuses: str) -> dict[str, float]:
         query = "SELECT teacher, SUM(usd) FROM calls WHERE status IN (?, ?) GROUP BY teacher ORDER BY teacher"
-        with self._mutex, self._storage_errors():
+        with self._mutex, storage_errors(self.path):
             return dict(self._db.execute(query, statuses).fetchall())
 
     # --- the file -------------------------------------------------------------------------------------------------------
@@ -335,7 +373,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         self.close()
 
     def _query(self, sql: str, *values: Any) -> tuple[Any, ...] | None:
-        with self._mutex, self._storage_errors():
+        with self._mutex, storage_errors(self.path):
             row: tuple[Any, ...] | None = self._db.execute(sql, values).fetchone()
             return row
 
@@ -343,32 +381,3 @@ class Ledger(AbstractContextManager["Ledger"]):
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
-
-    @contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
-            raise
-        except sqlite3.DatabaseError as error:
-            raise StorageError(
-                f"the ledger {self.path} cannot be used: {error}", fix="check the disk, or name another file for the ledger"
-            ) from error
-
-
-def _take_lock(path: Path) -> int:
-    """Take an exclusive lock on `<path>.lock`; the kernel frees it however the process ends."""
-    lock = path.with_name(path.name + ".lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise StorageError(
-            f"the ledger {path} cannot be used: {error.strerror}", fix="name a folder that can be written"
-        ) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(fd)
-        raise StorageError(f"the ledger {path} is in use by another run", fix="wait for it, or name another file") from error
-    return fd

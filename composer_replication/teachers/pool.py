@@ -6,20 +6,21 @@ import asyncio
 import dataclasses
 import logging
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.observe import usd
 from composer_replication.teachers.breaker import Breaker
 from composer_replication.teachers.call import Failure, NoAnswerError, call, make_client
-from composer_replication.teachers.habits import RECENT, Habits
 from composer_replication.teachers.ledger import STOPPED, AskedAlreadyError, Ledger, request_key
 from composer_replication.teachers.pace import RateLimiter
-from composer_replication.teachers.reply import Price, Reply, price_of
+from composer_replication.teachers.purse import CallCost, Purse
+from composer_replication.teachers.reply import Reply, price_of
 from composer_replication.teachers.teacher import Question, Teacher
 from composer_replication.traces.recorder import native_call
 from composer_replication.types import ToolCall
@@ -35,8 +36,6 @@ BUDGET = "the spending cap is reached"
 
 _PAID_ATTEMPTS = 2
 """Times a call is made and paid for whose answer is lost on the way or is not a chat completion."""
-_PRICES_ABOVE = 5
-"""Prices that the price table rules out, in a row or booked as reported, after which a teacher is left out."""
 _ELSEWHERE_S = 0.05
 """Between two looks at what another pool on this ledger is doing."""
 
@@ -80,6 +79,8 @@ class _Question:
     question: Question
     key: str
     answer: TeacherAnswer | None = None
+    before: str = ""
+    """Key of the step before it in its trace."""
 
     def blank(self) -> TeacherAnswer:
         return TeacherAnswer(question_id=self.question.question_id, teacher=self.teacher.name, family=self.teacher.vote_family)
@@ -106,13 +107,8 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
         self._paces = {t.name: RateLimiter(t) for t in self.teachers}
         self._left_out: dict[str, str] = {}
         self._breaker = Breaker()
-        self._above: Counter[str] = Counter()
-        self._above_in_a_row: Counter[str] = Counter()
-        self._dearest: dict[str, float] = {}
-        self._habits = {t.name: Habits(ledger.shares(t.name, RECENT)) for t in self.teachers}
+        self._purse = Purse(ledger, max_total_usd)
         self._under_way: dict[str, asyncio.Future[TeacherAnswer]] = {}
-        self._ended = asyncio.Condition()
-        self._open_calls = 0
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for client in self._clients.values():
@@ -128,8 +124,9 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
         the model, or cannot be reached, is not asked again by this pool; the others continue. Questions beyond the cap are
         answered with the error `BUDGET`.
 
-        A call that was sent and brought no answer may be billed: it is held at the most it can have cost, and sent again by the
-        next `ask`, under the cap.
+        A call that was sent and brought no answer may be billed: it is held at what its prompt likely cost and the longest
+        answer, and sent again by the next `ask`, under the cap. Where this process was killed or stopped waiting, it is held at
+        what such calls likely cost.
 
         Args:
             teachers: names of those to ask; by default all of the pool.
@@ -143,16 +140,13 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
         """
         asked = self._named(teachers)
         jobs = [_Question(t, q, answer_key(t, q)) for q in questions for t in asked]
-        traces: defaultdict[tuple[str, str], list[_Question]] = defaultdict(list)
-        for i, job in enumerate(jobs):
+        walks = _walks(jobs)
+        for job in jobs:
             record = self.ledger.find(job.key)
             if record is not None:
                 self._breaker.answered(job.teacher.name)
                 _answered(job, _from_record(job.blank(), record, cached=True), on_answer)
-            else:
-                trace = f"trace {job.question.trace}" if job.question.trace else f"{i}"
-                traces[job.teacher.name, trace].append(job)
-        await _all([self._walk(sorted(steps, key=lambda job: job.question.step), on_answer) for steps in traces.values()])
+        await _all([self._walk([job for job in steps if job.answer is None], on_answer) for steps in walks])
         answers = [job.answer for job in jobs if job.answer is not None]
         self._report(answers)
         return answers
@@ -233,16 +227,18 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
         last: NoAnswerError | None = None
         free = paid = 0
         async with pace.slot:
+            cost = CallCost.of(teacher, job.question, follows=self.ledger.sent_lately(job.before, job.key))
+            self._client(teacher)  # it takes half a second, and no call should be open meanwhile
             while True:
                 if teacher.name in self._left_out:
                     return dataclasses.replace(blank, error=self._left_out[teacher.name], failure=Failure.LEFT_OUT)
-                call_id = await self._reserve(job)
+                call_id = await self._purse.reserve(job.key, cost, pace.turn)
                 if call_id is None:
                     return (
                         dataclasses.replace(blank, error=BUDGET, failure=Failure.BUDGET) if last is None else _failed(blank, last)
                     )
                 try:
-                    return await self._call(job, call_id, free)
+                    return await self._call(job, cost, call_id, free)
                 except NoAnswerError as failed:
                     last = failed
                 billed = last.failure.may_be_billed
@@ -259,72 +255,45 @@ class TeacherPool(AbstractAsyncContextManager["TeacherPool"]):
                         pace.pause(last.pause_s)
                     await asyncio.sleep(last.pause_s)
 
-    async def _reserve(self, job: _Question) -> str | None:
-        """Wait for the teacher's turn, reserve the most a call can cost, or has cost where that is more, and name the call.
-
-        While calls in progress may yet cost less than is reserved for them, or as many are in progress as may be lost at a time,
-        wait for them; None when there are none left.
-        """
-        name, most = job.teacher.name, job.teacher.most_expensive(job.question) or 0.0
-        while True:
-            bound = max(most, self._dearest.get(name, 0.0))
-            cap, likely = self.max_total_usd, self._habits[name].likely(bound)
-            if self.ledger.admits(bound, cap, likely_usd=likely):
-                await self._paces[name].turn()
-                call_id = self.ledger.reserve(job.key, teacher=name, usd=bound, cap_usd=cap, likely_usd=likely)
-                if call_id is not None:
-                    self._open_calls += 1
-                    return call_id
-            if not self.ledger.any_open:
-                return None
-            if self._open_calls == 0:  # another pool's
-                await asyncio.sleep(_ELSEWHERE_S)
-                continue
-            async with self._ended:
-                await self._ended.wait()
-
-    async def _call(self, job: _Question, call_id: str, failed_before: int) -> TeacherAnswer:
+    async def _call(self, job: _Question, cost: CallCost, call_id: str, failed_before: int) -> TeacherAnswer:
         """Make one call and end its reservation. Raises NoAnswerError."""
         teacher, question = job.teacher, job.question
-        client = self._clients.get(teacher.name)
-        if client is None:
-            client = self._clients[teacher.name] = make_client(teacher)
         ending = STOPPED
-        most, reserved = teacher.most_expensive(question) or 0.0, self.ledger.reserved_for(call_id)
-        held = reserved if teacher.name in self._dearest else self._habits[teacher.name].likely(reserved)
         try:
+            client = self._client(teacher)
             reply, latency_s = await call(client, teacher, question, call_id=call_id, failed_before=failed_before)
             price = price_of(reply.usage, teacher, question, cap_usd=self.max_total_usd)
             record = _record(reply, usd=price.usd, latency_s=latency_s)
             answer = _from_record(job.blank(), record, cached=False)  # first: a record that cannot be read must not be kept
-            self.ledger.settle(call_id, usd=price.usd, answer=record, doubt=price.doubt)
+            wrong = self._purse.pay(call_id, cost, price, reply.usage, record)
             self._breaker.answered(teacher.name)
-            self._watch(teacher, price, most)
+            if wrong is not None:
+                self._left_out[teacher.name] = wrong
             return answer
         except NoAnswerError as failed:
             ending = failed.reason
-            held += teacher.price(0, teacher.max_tokens) or 0.0  # what is lost on the way may be longer than what came
             if not failed.failure.may_be_billed:
-                self.ledger.release(call_id)
+                self._purse.release(call_id)
             raise
         finally:
-            if self.ledger.is_open(call_id):
-                self.ledger.hold(call_id, reason=ending, usd=held)
-            self._open_calls -= 1
-            async with self._ended:
-                self._ended.notify_all()
+            self._purse.end(call_id, cost, ending)
 
-    def _watch(self, teacher: Teacher, price: Price, most: float) -> None:
-        """Reserve no less for the next call than this one cost, and leave a teacher out whose price table must be wrong."""
-        name = teacher.name
-        self._above_in_a_row[name] = self._above_in_a_row[name] + 1 if price.above else 0
-        if not price.doubt:
-            self._habits[name].add(price.usd, most)
-        if price.usd > most:
-            self._above[name] += 1
-            self._dearest[name] = max(price.usd, self._dearest.get(name, 0.0))
-        if max(self._above[name], self._above_in_a_row[name]) >= _PRICES_ABOVE:
-            self._left_out[name] = f"its prices must be others than the price table says: {price.doubt}"
+    def _client(self, teacher: Teacher) -> openai.AsyncOpenAI:
+        if teacher.name not in self._clients:
+            self._clients[teacher.name] = make_client(teacher)
+        return self._clients[teacher.name]
+
+
+def _walks(jobs: Sequence[_Question]) -> list[list[_Question]]:
+    """Return the questions that are asked one after the other: of one teacher and trace, in the order of their steps."""
+    traces: defaultdict[tuple[str, str], list[_Question]] = defaultdict(list)
+    for i, job in enumerate(jobs):
+        traces[job.teacher.name, f"trace {job.question.trace}" if job.question.trace else f"{i}"].append(job)
+    for steps in traces.values():
+        steps.sort(key=lambda job: job.question.step)
+        for before, job in pairwise(steps):
+            job.before = before.key
+    return list(traces.values())
 
 
 async def _all(walks: Sequence[Any]) -> None:

@@ -11,6 +11,9 @@ from composer_replication.traces.recorder import INCOMPLETE
 from composer_replication.types import Message, StopReason, Trajectory, Turn, Unscored
 from composer_replication.types.transcript import Trace, TraceTurn
 
+UNKNOWN_OUTCOME = Unscored("the log does not say")
+"""The reward of a conversation whose log says nothing of how it ended. That of a rollout which could not be graded says why."""
+
 
 def in_tokens_of(renderer: ChatRenderer, transcript: Trajectory | Trace) -> list[Trajectory]:
     """Return a conversation in a policy's tokens: itself where it is in them already, else rendered anew by the chat template.
@@ -82,7 +85,7 @@ def _trajectory(
         turns=tuple(turns),
         stop_reason=StopReason.SUBMITTED,
         temperature=1.0,
-        reward=Unscored("the log does not say") if trace.reward is None else trace.reward,
+        reward=UNKNOWN_OUTCOME if trace.reward is None else trace.reward,
     )
 
 

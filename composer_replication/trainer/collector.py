@@ -42,6 +42,9 @@ class RolloutCollector:
         steps: scores every turn of each trajectory for the curriculum; asked only with `curriculum.prm_credit`.
     """
 
+    no_reattempts = "loss.replay.reattempts = 0"
+    """The setting of a run file without which `try_again` is not called."""
+
     def __init__(
         self,
         context: RunContext,
@@ -188,6 +191,7 @@ class RolloutCollector:
                 budgets,
                 seed=derive_seed(config.seed, step, failed.trajectory_id, AGAIN),
                 context_tokens=context_tokens,
+                switch=self.no_reattempts,
             )
             for failed, hinted in failures
         ]

@@ -320,10 +320,11 @@ def test_the_run_files_of_the_readme_are_valid(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(alone)
     config = load_config(tmp_path / "run.toml")
     assert (config.teachers, list(config.arms)) == ((), ["main"])
-    (tmp_path / "teacher.jsonl").touch()
+    (tmp_path / "teacher").mkdir()
+    (tmp_path / "teacher" / "trajectories.jsonl").touch()
     (tmp_path / "run.toml").write_text(alone + sft)
     config = load_config(tmp_path / "run.toml")
-    assert (config.sft.enabled, config.sft.traces) == (True, (tmp_path / "teacher.jsonl",))
+    assert (config.sft.enabled, config.sft.traces) == (True, (tmp_path / "teacher" / "trajectories.jsonl",))
     start, end = alone.split("[loss.replay]\nweight = 0.0\n")
     assert end == ""
     (tmp_path / "run.toml").write_text(start + teachers)

@@ -197,10 +197,16 @@ def test_collate_refuses_inconsistent_input(new_maker):
     for side in ("prompt_ids", "chosen_ids"):
         with pytest.raises(ValueError, match="at least one token"):
             collate([], [], [], [change(pairs[0], **{side: ()})], pad_id=0)
-    with pytest.raises(ValueError, match="only some pairs"):
-        collate([], [], [], [pairs[0], maker.pair("x", reference=False)], pad_id=0)
-    with pytest.raises(ValueError, match="only some pairs"):
-        collate([], [], [], [change(pairs[0], ref_chosen_logprob=None)], pad_id=0)
+
+
+def test_log_probs_of_a_reference_that_only_some_pairs_have_are_nan_for_the_others(new_maker):
+    maker = new_maker(0)
+    known, unknown = maker.pair("x"), maker.pair("y", reference=False)
+    both = collate([], [], [], [known, unknown], pad_id=0)
+    assert both["dpo_chosen_ref_logprobs"].isnan().tolist() == both["dpo_rejected_ref_logprobs"].isnan().tolist() == [False, True]
+    half = collate([], [], [], [dataclasses.replace(known, ref_chosen_logprob=None)], pad_id=0)
+    assert (half["dpo_chosen_ref_logprobs"].isnan().item(), half["dpo_rejected_ref_logprobs"].isnan().item()) == (True, False)
+    assert "dpo_chosen_ref_logprobs" not in collate([], [], [], [unknown], pad_id=0)
 
 
 # --- build_batch -----------------------------------------------------------------------------------------------------

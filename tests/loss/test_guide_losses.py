@@ -12,6 +12,14 @@ import torch
 QUICKSTART = Path(__file__).parents[2] / "examples" / "qwen_05b_quickstart" / "run.py"
 
 
+def forward_kl(weight):
+    """The guide's options for the hint channel alone, with forward KL in place of the divergence between both ends."""
+    from composer_replication.loss.compose import loss_options
+
+    options = loss_options(alpha_sdpo=weight)
+    return options.model_copy(update={"hint": options.hint.model_copy(update={"beta": 0.0})})
+
+
 def test_section_3_quickstart(tmp_path, model, tokenizer, capsys):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -88,7 +96,7 @@ def test_section_6_entropy_opd(model, tokenizer):
     batch = build_batch(tokenizer, device="cpu")
     automatic = compose_loss(model, batch, alpha_sdpo=0.1, sdpo_wrapper="entropy_opd", entropy_opd_h_max=None)
     low = compose_loss(model, batch, alpha_sdpo=0.1, sdpo_wrapper="entropy_opd", entropy_opd_h_max=0.01)
-    forward = compose_loss(model, batch, alpha_sdpo=0.1)
+    forward = compose_loss(model, batch, forward_kl(0.1))
     torch.testing.assert_close(low.sdpo_jsd, forward.sdpo_jsd)  # every token above h_max: pure forward KL
     assert not torch.allclose(automatic.sdpo_jsd, low.sdpo_jsd)
 
@@ -105,10 +113,9 @@ def test_pitfall_taid_at_one_is_plain_forward_kl(model, tokenizer):
     from composer_replication import build_batch, compose_loss
 
     batch = build_batch(tokenizer)
-    gradients = []
-    for options in ({"sdpo_wrapper": "taid", "taid_t": 1.0}, {}):
-        hint = compose_loss(model, batch, alpha_sdpo=1.0, **options).sdpo_jsd
-        gradients.append(torch.autograd.grad(hint, list(model.parameters())))
+    taid = compose_loss(model, batch, alpha_sdpo=1.0, sdpo_wrapper="taid", taid_t=1.0)
+    plain = compose_loss(model, batch, forward_kl(1.0))
+    gradients = [torch.autograd.grad(one.sdpo_jsd, list(model.parameters())) for one in (taid, plain)]
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 

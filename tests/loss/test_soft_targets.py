@@ -170,7 +170,7 @@ def pairs_with_targets(k: int) -> list[Pair]:
 
 
 def loss_of(share: float) -> LossConfig:
-    return LossConfig(replay=ReplayConfig(soft_targets=share))
+    return LossConfig(replay=ReplayConfig(weight=1.0, soft_targets=share))
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])

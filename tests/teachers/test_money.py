@@ -11,6 +11,7 @@ from asking import ask, questions, teacher
 from teacher_server import Reply, TeacherServer
 
 from composer_replication.teachers import Failure, Ledger, Question, Teacher, TeacherPool
+from composer_replication.teachers.purse import CallCost
 from composer_replication.types.errors import ConfigError, TeacherError
 
 PRICED = {"usd_per_million_input": 100.0, "usd_per_million_output": 1000.0}
@@ -131,14 +132,15 @@ def test_what_is_written_to_a_cache_may_be_the_dearest():
 
 
 def failing(reply, **changes):
-    """What a teacher that always fails so leaves behind: its failure, requests, held USD over the bound of one call."""
+    """What a teacher that always fails so leaves behind: its failure, requests, held USD over those of one lost call."""
     with TeacherServer(lambda body, n: reply) as server, Ledger() as ledger:
         one = teacher(server, **{**PRICED, "max_retries": 3, **changes})
         failures = []
         with pytest.raises(TeacherError):
             ask([one], questions(1), ledger=ledger, cap=100.0, on_answer=lambda a: failures.append(a.failure))
         assert (ledger.reserved_usd, ledger.num_answers) == (0.0, 0)
-        return failures[0], len(server.requests), round(ledger.held_usd / one.most_expensive(questions(1)[0]))
+        parts = CallCost.of(one, questions(1)[0], follows=False).parts
+        return failures[0], len(server.requests), pytest.approx(ledger.held_usd / (parts.prompt_usd / 3 + parts.answer_usd))
 
 
 NOW = {"Retry-After": "0"}
@@ -192,7 +194,8 @@ def test_what_the_caller_stops_waiting_for_is_held():
     with TeacherServer(answer) as server, Ledger() as ledger:
         asyncio.run(run(server, ledger))
         release.set()
-        assert ledger.held_usd == pytest.approx(teacher(server, **PRICED).most_expensive(questions(1)[0]))
+        parts = CallCost.of(teacher(server, **PRICED), questions(1)[0], follows=False).parts
+        assert ledger.held_usd == pytest.approx(parts.prompt_usd / 3 + parts.answer_usd / 4)
         assert (ledger.reserved_usd, ledger.num_answers) == (0.0, 0)
 
 

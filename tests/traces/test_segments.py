@@ -7,7 +7,7 @@ from dataclasses import replace
 from composer_replication.tokens import ChatRenderer, assistant_message, byte_level_tokenizer
 from composer_replication.traces.own import trace_from_trajectory
 from composer_replication.traces.recorder import INCOMPLETE
-from composer_replication.traces.segments import in_tokens_of
+from composer_replication.traces.segments import UNKNOWN_OUTCOME, in_tokens_of
 from composer_replication.types import Message, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 from composer_replication.types.transcript import Trace, TraceTurn
 
@@ -103,5 +103,12 @@ def test_a_turn_with_an_incomplete_context_is_read_and_not_learned_from() -> Non
 def test_a_log_that_says_nothing_of_the_outcome_stays_unscored() -> None:
     turn = TraceTurn(context=OPENING, text="Done.")
     (found,) = in_tokens_of(RENDERER, Trace(trajectory_id="a", format="x", turns=(turn,)))
-    assert isinstance(found.reward, Unscored)
+    assert found.reward == UNKNOWN_OUTCOME
     assert found.task_id == "a"
+
+
+def test_a_rollout_that_could_not_be_graded_says_so_in_other_tokens_too() -> None:
+    broken = replace(own(), prompt_ids=(1, 2, 3), reward=Unscored("the box broke"))
+    (found,) = in_tokens_of(RENDERER, broken)
+    assert found.prompt_ids == own().prompt_ids
+    assert found.reward == broken.reward != UNKNOWN_OUTCOME

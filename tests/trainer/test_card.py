@@ -63,7 +63,8 @@ def test_a_card_tells_what_was_read_and_what_nobody_wanted(run_file: Path, tmp_p
     journal = ArmJournal(run_dir, Terminal(), "main", 4, RolloutMeter())
     journal.learns_from("12 demonstrations (12 oracle)")
     journal.learns_from("12 demonstrations (12 oracle)")  # of a resumed run
-    metrics = {"rlvr/pull": 0.1, "hint/pull": 9.0, "replay/chosen/distance/mean": -2.0, "replay/pairs": 16.0}
+    metrics = {"rlvr/pull": 0.1, "hint/pull": 9.0, "replay/chosen/distance/mean": -2.0}
+    metrics |= {"replay/known/pairs": 16.0, "replay/chosen/tokens/mean": 10.0}
     for step in (1, 2):
         journal.record_step(step, [], [], metrics, {})
     write_card(run_dir, config, "main")

@@ -319,7 +319,7 @@ def test_a_gradient_that_is_not_finite_is_refused(run_file: Path) -> None:
     trained = learner(config)
     before = {name: p.clone() for name, p in trained.policy.named_parameters()}
     with pytest.raises(ModelError, match="the gradient of step 1 is not finite"):
-        trained.update(inputs | {"dpo_chosen_ref_logprobs": inputs["dpo_chosen_ref_logprobs"] * float("nan")})
+        trained.update(inputs | {"dpo_weights": inputs["dpo_weights"] * float("nan")})
     assert trained.version == 0
     assert all(torch.equal(p, before[name]) for name, p in trained.policy.named_parameters())
 

@@ -72,6 +72,8 @@ def test_both_caps_act_on_the_weights_and_beside_the_brake(run_file: Path) -> No
         "dpo",
         "--loss.hint.weight",
         "3",
+        "--loss.replay.weight",
+        "1",
     ]
     config = load_config(run_file, words)
     controls = Controls.of(config)

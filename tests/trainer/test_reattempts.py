@@ -7,6 +7,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_replay import WRONG, edit, solution
@@ -15,7 +16,7 @@ from world import World, finish
 from composer_replication.config import load_config
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.oracle import call_turn as call
-from composer_replication.observe import RunDir
+from composer_replication.observe import RunDir, Terminal
 from composer_replication.quickstart.policy import tiny_tokenizer
 from composer_replication.rollouts.collect import run_rollouts
 from composer_replication.rollouts.protocol import Budgets, Sample, SampleRequest
@@ -24,7 +25,9 @@ from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.folders import load_tasks
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.pairs.reattempts import failures_with_hints, pairs_of_reattempts
+from composer_replication.trainer.stages.imitation import DemonstrationCollector
 from composer_replication.types import Group, HintedTurn, Message, StopReason, Trajectory, Unscored
 from composer_replication.types.errors import ConfigError
 
@@ -94,9 +97,8 @@ def hinted(renderer: ChatRenderer, failed: Trajectory, turn: int = 1) -> HintedT
 
 def again(task: Task, renderer: ChatRenderer, failed: Trajectory, *turns: Message) -> tuple[Trajectory, Written]:
     engine = Written(renderer, *turns)
-    rollout = Reattempt(
-        failed, hinted(renderer, failed), env_of(task), renderer, BUDGETS, seed=0, context_tokens=4000
-    )  # fmt: skip
+    turn, switch = hinted(renderer, failed), "loss.replay.reattempts = 0"
+    rollout = Reattempt(failed, turn, env_of(task), renderer, BUDGETS, seed=0, context_tokens=4000, switch=switch)
     return roll_out(rollout, engine), engine
 
 
@@ -144,7 +146,35 @@ def test_an_episode_that_does_not_come_back_is_not_scored(task: Task, renderer: 
     found, engine = again(task, renderer, elsewhere, call("submit"))
     assert isinstance(found.reward, Unscored)
     assert "search did not end as it did the first time" in found.reward.reason
+    assert found.reward.reason.endswith("or set loss.replay.reattempts = 0")
     assert engine.asked == []
+
+
+class Resting(Written):
+    def rest(self) -> None:
+        """There is no device to leave."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "switch"),
+    [(RolloutCollector, "loss.replay.reattempts = 0"), (DemonstrationCollector, "sft.reattempts = false")],
+)
+def test_an_episode_that_does_not_come_back_names_the_switch_of_its_stage(
+    task: Task, renderer: ChatRenderer, run_file: Path, kind: type[RolloutCollector], switch: str
+) -> None:
+    failed = failed_rollout(task, renderer)
+    other = tuple(replace(result, status="path_not_found") for result in failed.turns[0].results)
+    elsewhere = replace(failed, turns=(replace(failed.turns[0], results=other), *failed.turns[1:]))
+    context = SimpleNamespace(train=[task], make_env=lambda *_: env_of(task), terminal=Terminal(), reward=None)
+    journal = SimpleNamespace(arm="main")
+    collector = kind(context, load_config(run_file), Resting(renderer), renderer, journal)  # type: ignore[arg-type]
+    (found,) = asyncio.run(collector.try_again(1, 0, [(elsewhere, hinted(renderer, failed))], counted=False))
+    assert isinstance(found.reward, Unscored)
+    assert found.reward.reason.endswith(f"or set {switch}")
+    field, _, value = switch.partition(" = ")
+    words = ["--sft.enabled", "true", "--sft.samples", "1", "--sft.reattempts", "true", f"--{field}", value]
+    off = load_config(run_file, words)
+    assert not (off.sft.reattempts if field.startswith("sft.") else off.loss.replay.reattempts)
 
 
 def test_only_graded_failures_with_a_hint_are_tried_again(task: Task, renderer: ChatRenderer) -> None:

@@ -28,6 +28,7 @@ from composer_replication.observe import RunDir
 from composer_replication.rollouts import Budgets, Engine
 from composer_replication.tasks import load_tasks
 from composer_replication.tokens import ChatRenderer
+from composer_replication.traces.segments import UNKNOWN_OUTCOME
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.open_run import decisive
 from composer_replication.trainer.stages.before import started_from
@@ -238,8 +239,9 @@ def test_sources_are_counted_and_what_does_not_teach_is_left_out(
         "the same as another": second,
         "of a held-out task": replace(third, task_id=held),
         "raised an alarm": replace(third, grade=grade, task_id="elsewhere"),
+        "not graded": replace(third, reward=Unscored("the box broke"), task_id="elsewhere"),
     }
-    foreign = replace(third, task_id="foreign", reward=Unscored("the log does not say"))
+    foreign = replace(third, task_id="foreign", reward=UNKNOWN_OUTCOME)
     traces = tmp_path / "traces.jsonl"
     rows = [first, second, fourth, foreign, *(replace(one, trajectory_id=why) for why, one in others.items())]
     traces.write_text("".join(json.dumps(to_json(replace(one, trajectory_id=str(n)))) + "\n" for n, one in enumerate(rows)))
@@ -273,6 +275,7 @@ def test_sources_are_counted_and_what_does_not_teach_is_left_out(
         "traces.jsonl, of unknown outcome": 1,
         **{f"traces.jsonl: {why}": 1 for why in others},
     }
+    assert found.of_unknown_outcome == 1
     assert len(found.sampled) == 4
     assert found.sampled[-1].turns == third.turns, "its first turn is that of the failed sample, which counts already"
     trajectories = [one for one in found.trajectories if one.turns[1:] != third.turns]

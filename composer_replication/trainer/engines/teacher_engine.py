@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from composer_replication.config import RunConfig
+from composer_replication.config import TEACHER, TeacherConfig
 from composer_replication.rollouts.agent_loop import derive_seed
 from composer_replication.rollouts.protocol import NoSampleError, Sample, SampleRequest
-from composer_replication.teachers import Question, Teacher, TeacherAnswer, TeacherPool
+from composer_replication.teachers import Ledger, Question, Teacher, TeacherAnswer, TeacherPool
 from composer_replication.teachers.call import Failure
 from composer_replication.tokens import ChatRenderer, assistant_message, parse_tool_calls
 from composer_replication.types import Message, ToolCall, ToolSchema
@@ -28,20 +30,23 @@ _FOR_ALL = (Failure.BUDGET, Failure.LEFT_OUT, Failure.UNREACHABLE)
 """Failures that the next question would meet too."""
 
 
-def teacher_as_policy(config: RunConfig, name: str) -> Teacher:
-    """Return a teacher of a run that samples as the run's policies do: at `rollout.temperature`, where it takes a temperature.
+def teacher_as_policy(policy: str, teachers: Sequence[TeacherConfig], temperature: float, where: str) -> Teacher:
+    """Return the teacher that the policy `teacher:NAME` is, which samples at `temperature` as other policies do, if it takes one.
+
+    Args:
+        where: the file that lists the teachers, for the error.
 
     Raises:
-        ConfigError: the run has no teacher of that name.
+        ConfigError: none of them has that name.
     """
-    known = {teacher.name: teacher for teacher in config.teachers}
+    name, known = policy.removeprefix(TEACHER), {teacher.name: teacher for teacher in teachers}
     if name not in known:
         named = ", ".join(known) or "there are none"
-        raise ConfigError(f"no teacher {name!r} in the run file", fix=f"name one of its [[teachers]]: {named}")
+        raise ConfigError(f"no teacher {name!r} in {where}", fix=f"name one of its [[teachers]]: {named}")
     teacher = Teacher.of(known[name])
     if teacher.temperature == "endpoint":
         return teacher
-    return teacher.model_copy(update={"temperature": config.rollout.temperature})
+    return teacher.model_copy(update={"temperature": temperature})
 
 
 class RememberingRenderer(ChatRenderer):
@@ -97,10 +102,16 @@ class TeacherEngine:
     context_window = 1 << 30
 
     def __init__(self, pool: TeacherPool, renderer: RememberingRenderer, seed: int) -> None:
+        self.renderer = renderer
+        """Writes the prompts and the turns."""
         self._pool = pool
         self._seed = seed
-        self._renderer = renderer
         self._open: dict[str, TeacherTalk] = {}
+
+    @property
+    def spent_usd(self) -> float:
+        """All that the ledger has paid or holds, in US dollars."""
+        return self._pool.ledger.spent_usd
 
     async def prepare(self) -> None:
         """Do nothing: there are no weights to load."""
@@ -113,16 +124,16 @@ class TeacherEngine:
             TeacherError, BudgetExceededError: it can answer no other one either.
         """
         del temperature
-        messages, tools = self._renderer.messages_of(request.new_ids)
+        messages, tools = self.renderer.messages_of(request.new_ids)
         talk = self._open.setdefault(request.session, TeacherTalk(tools))
         talk.hear(messages)
         answer = await self._answer(request.session, talk)
         if answer.finish_reason == "content_filter":
             raise NoSampleError(f"{answer.teacher}: the endpoint kept its answer back (content_filter)")
-        ids = self._renderer.assistant_ids(assistant_message(_with_unread_calls(answer), answer.tool_calls))
+        ids = self.renderer.assistant_ids(assistant_message(_with_unread_calls(answer), answer.tool_calls))
         whole = ids if answer.finish_reason != "length" else ids[:-1]  # without the token that ends a turn
         kept = whole[: request.max_new_tokens]
-        content, talk.calls = parse_tool_calls(self._renderer.decode(kept), turn=talk.turns)
+        content, talk.calls = parse_tool_calls(self.renderer.decode(kept), turn=talk.turns)
         talk.messages.append(assistant_message(content, talk.calls))
         talk.turns += 1
         return Sample(ids=kept, logprobs=(0.0,) * len(kept), finished=kept == ids)
@@ -167,6 +178,30 @@ class TeacherEngine:
                 raise NoSampleError(f"{answers[0].teacher} did not answer: {answers[0].error}") from error
             raise
         return answers[0]
+
+
+@asynccontextmanager
+async def open_teacher(
+    teacher: Teacher, *, model: str, ledger: Path, max_total_usd: float, seed: int
+) -> AsyncIterator[TeacherEngine]:
+    """Open a teacher as the engine of rollouts: they are recorded as the chat template of a model writes them.
+
+    Args:
+        model: folder or Hugging Face id of that model, of which the tokenizer is read.
+        ledger: file that keeps the answers and what they cost.
+        max_total_usd: cap on all that the ledger has paid or holds, in US dollars.
+        seed: tells draws of the same question apart.
+
+    Raises:
+        ConfigError, StorageError: as `TeacherPool` and `Ledger`.
+        ModelError: the tokenizer cannot be loaded.
+    """
+    from composer_replication.loss.forward.models import load_tokenizer  # imports torch, which takes seconds
+
+    renderer = RememberingRenderer(load_tokenizer(model)[0])
+    with Ledger(ledger) as book:
+        async with TeacherPool([teacher], ledger=book, max_total_usd=max_total_usd) as pool:
+            yield TeacherEngine(pool, renderer, seed)
 
 
 def _with_unread_calls(answer: TeacherAnswer) -> str:

@@ -18,7 +18,7 @@ from composer_replication.rollouts import Budgets, Engine, ScriptedEngine
 from composer_replication.rollouts.reattempt import AGAIN
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
-from composer_replication.traces.segments import in_tokens_of
+from composer_replication.traces.segments import UNKNOWN_OUTCOME, in_tokens_of
 from composer_replication.trainer.corpus.choosing import TaskCode
 from composer_replication.trainer.sampling.kept_rollouts import kept_rollouts
 from composer_replication.types import Group, Message, Trajectory, Unscored
@@ -40,6 +40,11 @@ class Demonstrations:
     """How many demonstrations each source gave, and how many were left out and why."""
     sampled: Sequence[Trajectory]
     """Everything that the policy itself has tried for them."""
+
+    @property
+    def of_unknown_outcome(self) -> int:
+        """How many are from logs that do not say how they ended: nobody knows whether their work passes its tests."""
+        return sum(isinstance(one.reward, Unscored) for one in self.trajectories)
 
     def __str__(self) -> str:
         """Format the counts."""
@@ -150,7 +155,7 @@ class DemonstrationSources:
         ):
             return "writes what a held-out task deletes"
         if isinstance(one.reward, Unscored):
-            if not graded_elsewhere:
+            if one.reward != UNKNOWN_OUTCOME:
                 return "not graded"
         elif one.reward < 1.0:
             return "failed"

@@ -13,22 +13,22 @@ from typing import Any
 
 import torch
 
-from composer_replication.config import LoraConfig, ModelConfig, RunConfig, to_toml
+from composer_replication.config import TEACHER, LoraConfig, ModelConfig, RunConfig, to_toml
 from composer_replication.loss.forward.adapters import ADAPTER_FILE, base_model_of, rank_of
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
-from composer_replication.loss.forward.models import load_to_sample, load_tokenizer, window_of
+from composer_replication.loss.forward.models import load_to_sample, window_of
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.alarms import run_alarms
 from composer_replication.observe.files import exclusive, replace_file, storage_errors
 from composer_replication.observe.metrics import interval_95, mean_and_se, pass_at_k, pass_rates, usd
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.teachers import Ledger, Question, Teacher, TeacherPool
+from composer_replication.teachers import Question
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.engines.open_engine import ServedPolicy, open_engine
 from composer_replication.trainer.engines.own_server import SERVING, served_dtype
-from composer_replication.trainer.engines.teacher_engine import RememberingRenderer, TeacherEngine, teacher_as_policy
+from composer_replication.trainer.engines.teacher_engine import open_teacher, teacher_as_policy
 from composer_replication.trainer.journal import RolloutMeter, flat, refuse_unscored
 from composer_replication.trainer.open_run import decisive
 from composer_replication.trainer.planning.prompts import check_prompts, prompt_lengths
@@ -41,8 +41,6 @@ from composer_replication.types.errors import ConfigError
 
 STAGE = "eval"
 START = "start"
-TEACHER = "teacher:"
-"""Begins the name of a policy that is one of the run's teachers."""
 _DECIDES = (
     *("seed", "sandbox.", "env.", "reward.function", "tasks.instruction", "tasks.python", "eval.samples"),
     *("model.precision", "model.attention", "rollout.engine", "rollout.temperature"),
@@ -199,7 +197,7 @@ async def _rolled_out(context: RunContext, config: RunConfig, name: str, path: s
     """Roll out the held-out tasks with one policy. Raises as `load_to_sample`, `check_prompts` and `open_engine`."""
     torch.manual_seed(config.seed)
     if path.startswith(TEACHER):
-        return await _asked(context, config, name, teacher_as_policy(config, path.removeprefix(TEACHER)))
+        return await _asked(context, config, name, path)
     config = config.model_copy(update={"model": _model_of(config.model, path)})
     model, tokenizer = load_to_sample(path, config.model.precision, device=config.model.device)
     renderer = ChatRenderer(tokenizer)
@@ -218,23 +216,23 @@ async def _rolled_out(context: RunContext, config: RunConfig, name: str, path: s
         engine.end()
 
 
-async def _asked(context: RunContext, config: RunConfig, name: str, teacher: Teacher) -> list[Group]:
+async def _asked(context: RunContext, config: RunConfig, name: str, policy: str) -> list[Group]:
     """Roll out the held-out tasks with a teacher, within the run's cap, in the tokens of the run's model.
 
-    Raises as `TeacherPool`, `TeacherEngine` and `load_tokenizer`.
+    Raises as `teacher_as_policy`, `open_teacher` and `TeacherEngine`.
     """
-    renderer = RememberingRenderer(load_tokenizer(config.model.path)[0])
+    teacher = teacher_as_policy(policy, config.teachers, config.rollout.temperature, "the run file")
     of_teacher = {"endpoint": teacher.base_url, **teacher.request(Question(question_id="", messages=()))}
     made_of = {**decisive(config, *_DECIDES), "tasks": digest_of(context.held_out), "tokenizer": config.model.path, **of_teacher}
-    with Ledger(context.run_dir.path / "ledger.sqlite") as ledger:
-        async with TeacherPool([teacher], ledger=ledger, max_total_usd=config.loss.replay.max_total_usd) as pool:
-            engine = TeacherEngine(pool, renderer, config.seed)
-            check_prompts(prompt_lengths(context.held_out, config, renderer), config, engine.context_window)
-            collector = RolloutCollector(context, config, engine, renderer, context.journal(config, name, RolloutMeter()))
-            folder = folder_of(context.run_dir.path / "rollouts", name, made_of)
-            roll_out = collector.roll_out_held_out
-            groups = await kept_rollouts(context.held_out, config.eval.samples, roll_out, folder, whole=True)
-        context.terminal.note(f"{name}: the ledger of these evaluations has ${usd(ledger.spent_usd)} in it")
+    folder = folder_of(context.run_dir.path / "rollouts", name, made_of)
+    ledger, cap = context.run_dir.path / "ledger.sqlite", config.loss.replay.max_total_usd
+    async with open_teacher(teacher, model=config.model.path, ledger=ledger, max_total_usd=cap, seed=config.seed) as engine:
+        check_prompts(prompt_lengths(context.held_out, config, engine.renderer), config, engine.context_window)
+        journal = context.journal(config, name, RolloutMeter())
+        collector = RolloutCollector(context, config, engine, engine.renderer, journal)
+        roll_out = collector.roll_out_held_out
+        groups = await kept_rollouts(context.held_out, config.eval.samples, roll_out, folder, whole=True)
+        context.terminal.note(f"{name}: the ledger of these evaluations has ${usd(engine.spent_usd)} in it")
     return groups
 
 

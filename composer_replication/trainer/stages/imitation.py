@@ -28,6 +28,7 @@ _UNBOUNDED = Budgets(turn_tokens=1 << 22, trajectory_tokens=1 << 24, context_tok
 class DemonstrationCollector(RolloutCollector):
     """Gives each step its demonstrations in place of rollouts. Evaluations are those of any arm."""
 
+    no_reattempts = "sft.reattempts = false"
     hints: SignalMaker
     """Finds the turns that went wrong, and writes hints about them."""
     found: Sequence[Trajectory] = ()
@@ -48,6 +49,11 @@ class DemonstrationCollector(RolloutCollector):
         sft, count = self.config.sft, len(self.found)
         passes = sft.steps * min(sft.batch, count) / count
         self.journal.learns_from(f"{count} demonstrations ({gathered}); {sft.steps} steps are {passes:.1f} passes over them")
+        if unknown := gathered.of_unknown_outcome:
+            self.journal.learns_from(
+                f"demonstrations from logs that do not say how they ended: {unknown} of {count}; they are learnt from as if they "
+                "had passed their tests"
+            )
 
     async def collect(self, step: int, version: int) -> list[Group]:
         """Return the demonstrations of a step, each a group by itself; every pass over all of them is a new permutation."""

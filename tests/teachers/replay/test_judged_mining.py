@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -21,6 +28,7 @@ from composer_replication.trainer.preflight import _check_arms
 from composer_replication.types import ToolCall, to_json
 from composer_replication.types.errors import ConfigError
 
+COMPOSER = "import sys; from composer_replication.cli import main; sys.argv[0] = 'composer'; main()"
 ASKED = [{"role": "user", "content": "go"}]
 STUDENT, TEACHERS = "sed -i '10d' a.py", "sed -i '12d' a.py"
 
@@ -97,14 +105,15 @@ def run(*arguments):
     return invoke(app, "pairs", *arguments)
 
 
-def judge_file(folder, url, *names):
+def judge_file(folder, url, *names, file="judge.toml", in_flight=8):
     tables = [
         f'[[teachers]]\nname = "{name}"\nmodel = "{name}"\nbase_url = "{url}"\napi_key_env = ""\n'
         "usd_per_million_input = 1.0\nusd_per_million_output = 1.0\n"
+        f"max_concurrency = {in_flight}\n"
         for name in names
     ]
-    (folder / "judge.toml").write_text("\n".join(tables))
-    return folder / "judge.toml"
+    (folder / file).write_text("\n".join(tables))
+    return folder / file
 
 
 def test_extract_asks_the_first_teacher_of_a_file(tmp_path):
@@ -121,13 +130,20 @@ def test_extract_asks_the_first_teacher_of_a_file(tmp_path):
         assert ledger.spent_usd == pytest.approx(0.002)
 
 
+def log_of(*sessions):
+    """Lines of a log: a user's word and the command that the student runs upon it, for each session."""
+    tool = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {}}}}}
+    lines = []
+    for word, command in sessions:
+        call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": json.dumps({"command": command})}}
+        messages = [{"role": "user", "content": word}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        lines.append({"messages": [*messages, {"role": "tool", "tool_call_id": "c1", "content": "ok"}], "tools": [tool]})
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
 def test_from_logs_to_pairs_in_one_command(tmp_path):
     """A session whose only action is one that its teachers would not have taken. Repeated, the command resumes."""
-    tool = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {}}}}}
-    call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": json.dumps({"command": "rm -rf src"})}}
-    messages = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    messages += [{"role": "tool", "tool_call_id": "c1", "content": "ok"}]
-    (tmp_path / "log.jsonl").write_text(json.dumps({"messages": messages, "tools": [tool]}) + "\n")
+    (tmp_path / "log.jsonl").write_text(log_of(("go", "rm -rf src")))
 
     def answer(body, _number):
         assert question_text(body) == "go"
@@ -148,13 +164,7 @@ def test_from_logs_to_pairs_in_one_command(tmp_path):
 
 def test_from_logs_makes_pairs_of_what_was_answered(tmp_path):
     """One state's question is refused, as too long ones are; those of the other make their pair, and the exit code tells."""
-    tool = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {}}}}}
-    sessions = []
-    for word in ("go", "long"):
-        call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": json.dumps({"command": "rm -rf src"})}}
-        messages = [{"role": "user", "content": word}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        sessions.append({"messages": [*messages, {"role": "tool", "tool_call_id": "c1", "content": "ok"}], "tools": [tool]})
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in sessions))
+    (tmp_path / "log.jsonl").write_text(log_of(("go", "rm -rf src"), ("long", "rm -rf src")))
 
     def answer(body, _number):
         if question_text(body) == "long":
@@ -167,6 +177,48 @@ def test_from_logs_makes_pairs_of_what_was_answered(tmp_path):
     assert result.exit_code == 6, result.output
     assert "repeat this command" in result.output
     assert len((tmp_path / "out" / "pairs.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_from_logs_killed_while_the_judge_is_asked_goes_on_where_it_was(tmp_path):
+    """Two edits that only a judge can tell apart, each in both orders. Two of its answers are booked, and the third question is
+    open, when the command is killed: that one is asked again, and nothing else."""
+    (tmp_path / "log.jsonl").write_text(log_of(*((f"edit {n}", f"sed -i '{n}0d' a.py") for n in (1, 2))))
+    asked, stuck, go = Counter(), threading.Event(), threading.Event()
+
+    def wait():
+        stuck.set()
+        go.wait()
+
+    def answer(body, _number):
+        asked[body["model"], question_text(body)] += 1
+        if body["model"] != "judge":
+            line = question_text(body).split()[1]
+            return Reply(calls=[("bash", {"command": f"sed -i '{line}2d' a.py"})], cost=0.001)
+        judged = sum(count for (model, _), count in asked.items() if model == "judge")
+        return Reply(content="no", cost=0.001, before=wait if judged == 3 else None)
+
+    with TeacherServer(answer) as server:
+        teachers = judge_file(tmp_path, server.base_url, "one", "two", file="teachers.toml")
+        judge = judge_file(tmp_path, server.base_url, "judge", in_flight=1)
+        options = {"--teachers": teachers, "--out": tmp_path / "out", "--max-usd": "1", "--judge": judge}
+        words = [str(word) for word in (tmp_path / "log.jsonl", *(part for option in options.items() for part in option))]
+        command = [sys.executable, "-c", COMPOSER, "pairs", "from-logs", *words]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            while not stuck.wait(0.05):
+                assert process.poll() is None, process.communicate()[0]
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+        go.set()
+        assert not (tmp_path / "out" / "pairs.jsonl").exists()
+        result = run("from-logs", *words)
+        assert result.exit_code == 0, result.output
+    assert len((tmp_path / "out" / "pairs.jsonl").read_text().splitlines()) == 2
+    again = [model for (model, _), count in asked.items() if count > 1]
+    assert (len(asked), asked.total(), again) == (8, 9, ["judge"])
+    kept = sqlite3.connect(tmp_path / "out" / "ledger.sqlite").execute("SELECT status, key FROM calls").fetchall()
+    assert Counter(status for status, _ in kept) == {"paid": 8, "held": 1}
+    assert len({key for _, key in kept}) == 8
 
 
 def test_a_run_whose_judge_is_nobody_is_refused(tmp_path):
