@@ -154,7 +154,7 @@ REFUSED = [
     ({"signals": None}, "nothing finds hints"),
     ({"pairs": ()}, "there are no pairs"),
     ({"config": {"mask_truncated_completions": True}}, "mask_truncated_completions"),
-    ({"channels": channels(form="taid", beta=0.0), "config": {"max_steps": -1, "num_train_epochs": 1}}, "max_steps"),
+    ({"channels": channels(form="taid", beta=0.5), "config": {"max_steps": -1, "num_train_epochs": 1}}, "max_steps"),
 ]
 
 
