@@ -64,11 +64,13 @@ def test_who_is_cancelled_in_line_holds_up_nobody():
             await asyncio.to_thread(asked.wait)
             given_up = asyncio.create_task(pool.ask([long(3000)]))
             last = asyncio.create_task(pool.ask(session(1)))
-            while len(pool._purse._line) < 2:
+            while len(pool._purse._line) < 2 and len(server.requests) < 2:
                 await asyncio.sleep(0.01)
+            assert len(server.requests) == 1, "the last waits behind the long one"
             given_up.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await given_up
+            assert len(pool._purse._line) <= 1
             while len(server.requests) < 2:
                 await asyncio.sleep(0.01)
             go.set()
