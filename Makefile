@@ -164,7 +164,7 @@ bench-task-sets: env ## List, load and choose from a set of 10,000 tasks: CPU-se
 bench-trust: env ## Measure what rewards rest on, on ten public packages, with a forger and honest variants (BEFORE=checkout of older code: timed)
 	@$(BIN)/python benchmarks/trust.py --write docs/figures/trust.json --work runs/bench-trust $(if $(BEFORE),--before $(BEFORE),--untimed)
 
-bench-plan: env ## Compare the memory that a dry run plans with what fresh processes take, on 14 settings (a quarter of an hour)
+bench-plan: env ## Compare the memory that a dry run plans with what fresh processes take, on 16 settings (an hour)
 	@$(BIN)/python benchmarks/plan.py --write docs/figures/plan.json
 
 bench-examples: env ## Plan the memory of the run files in examples/training on a CPU, by published architectures

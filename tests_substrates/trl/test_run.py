@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from world import composer, finish  # tests/trainer
 
+from composer_replication.config import load_config
 from composer_replication.loss.forward.model_checkpoint import read_checkpoint
 from composer_replication.loss.forward.models import save_policy
 from composer_replication.observe import RunDir, deterministic
@@ -112,7 +113,8 @@ def test_a_run_and_its_files(run_file):
         values = lines[step]
         for name in NON_ZERO:
             assert values[name] != 0, (step, name)
-        weighted = values["rlvr/loss"] + values["hint/loss"] + values["replay/loss"]
+        loss = load_config(run_file).loss
+        weighted = values["rlvr/loss"] + loss.hint.weight * values["hint/loss"] + loss.replay.weight * values["replay/loss"]
         assert values["loss/total"] == pytest.approx(weighted, rel=1e-4)
         assert len(run.read_trajectories("main", step)) == 6
         assert any(hint.dropped is None for hint in run.read_hints("main", step))
