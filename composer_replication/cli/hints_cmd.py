@@ -71,7 +71,7 @@ def explain(
     A run is read by each arm's own `loss.hint`: it trains only on what those detectors find and those generators write. Other
     logs are read as a run would by default, with siblings and consensus. What the other detectors find is shown too, and marked.
     Hints that a run recorded are shown as they were given. The project's documentation is not available here, so it is not
-    quoted again, and the policy is not asked.
+    quoted again; the policy is not asked, and a judge is with --teachers alone.
     """
     asked: Counter[Answered] = Counter()
     ask = None if teachers is None else ask_teacher(Teacher.of(load_teachers(teachers)[0]), ledger, max_usd, asked)

@@ -109,16 +109,18 @@ class Decider(Generic[_C]):
         return stopped
 
     def _decide(self) -> str:
+        decided: set[str] = set()
         for verdict in self._verdicts():
             if verdict is None:
                 return "budget"
             if verdict.dropped:
                 self.dropped.append(Skipped(verdict.candidate, verdict.dropped, verdict.weakness or verdict.detail))
-            elif verdict.task_id in self.tasks:  # a feature that became smaller in an interrupted build, and another in this one
+            elif verdict.task_id in decided:  # a feature that became smaller in an interrupted build, and another in this one
                 self.dropped.append(Skipped(verdict.candidate, "needs only the functions of another task"))
             else:
                 self._publish(verdict.task_id)
                 self.tasks.append(verdict.task_id)
+                decided.add(verdict.task_id)
                 self.pythons |= {verdict.task_id: verdict.python} if verdict.python else {}
                 self.forgeable += bool(verdict.weakness)
                 self.impossible += verdict.impossible

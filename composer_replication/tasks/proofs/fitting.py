@@ -196,7 +196,7 @@ class _Search:
 
     @property
     def is_older(self) -> bool:
-        """Whether an older pytest is wanted than the project asks for."""
+        """True when an older pytest is wanted than the project asks for."""
         return len(self._pytests) < len(_OLDER)
 
     def older(self) -> bool:
